@@ -1,0 +1,164 @@
+"""What goes into the loop and what comes out of it.
+
+The loop (``controlplane.loop``) is a sans-IO machine: a driver feeds it events with
+the monotonic time and carries the effects out. Both are plain frozen values.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from controlplane.catalog.model import Catalog
+from llmgw.wire.messages import Down, Hello, Refuse, Unknown, Up
+from llmgw.wire.routing import Report, RoutedModel
+
+
+@dataclass(frozen=True, slots=True)
+class SessionOpened:
+    """An agent whose credential was checked sent its hello. ``session`` is unique to
+    the connection."""
+
+    session: str
+    node_id: str
+    hello: Hello
+
+
+@dataclass(frozen=True, slots=True)
+class FrameReceived:
+    """A frame other than hello came in on a session."""
+
+    session: str
+    message: Up | Unknown
+
+
+@dataclass(frozen=True, slots=True)
+class SessionClosed:
+    """The connection of a session ended, for ``reason`` in words."""
+
+    session: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogChanged:
+    """A new, valid catalog is current from now on (CAT-06)."""
+
+    catalog: Catalog
+
+
+@dataclass(frozen=True, slots=True)
+class EnrolmentChanged:
+    """The nodes that may open a session."""
+
+    node_ids: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class CordonSet:
+    """A person cordoned (``cordon`` given) or uncordoned (``None``) a node (PLC-03)."""
+
+    node_id: str
+    cordon: "Cordon | None"
+
+
+@dataclass(frozen=True, slots=True)
+class Cordon:
+    """Who keeps new replicas off a node, since when (ISO 8601) and why."""
+
+    reason: str
+    actor: str
+    at: str
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """The decisions of a batch are durable: their actions may be dispatched."""
+
+    batch: int
+
+
+@dataclass(frozen=True, slots=True)
+class RouterReported:
+    """A router process sent its report."""
+
+    router_id: str
+    report: Report
+
+
+@dataclass(frozen=True, slots=True)
+class RetryRequested:
+    """A person asks to try a model again now: ends its backoff or parking (REC-05)."""
+
+    model: str
+    actor: str
+
+
+Event = (
+    SessionOpened
+    | FrameReceived
+    | SessionClosed
+    | CatalogChanged
+    | EnrolmentChanged
+    | CordonSet
+    | Committed
+    | RouterReported
+    | RetryRequested
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Put a frame on a session's connection."""
+
+    session: str
+    message: Down
+
+
+@dataclass(frozen=True, slots=True)
+class CloseSession:
+    """End a session; ``refuse`` is sent first if given."""
+
+    session: str
+    refuse: Refuse | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """One thing the control plane decided or saw, with why. Never holds a secret.
+
+    ``kind`` is a stable word: ``place``, ``drain``, ``stop``, ``failed``, ``adopt``,
+    ``node-unreachable`` ... ``figures`` are the numbers behind ``reason``.
+    """
+
+    kind: str
+    reason: str
+    model: str | None = None
+    replica: str | None = None
+    node: str | None = None
+    figures: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """Make these decisions durable, then feed ``Committed(batch)`` back. The loop
+    goes on meanwhile; the actions wait for it."""
+
+    batch: int
+    decisions: tuple[Decision, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Something that happened and needs no commit: for the log and the event list."""
+
+    decision: Decision
+
+
+@dataclass(frozen=True, slots=True)
+class PublishRoutes:
+    """The routes changed. The publisher adds API keys and a generation."""
+
+    models: tuple[RoutedModel, ...]
+    settling: bool
+
+
+Effect = Send | CloseSession | Commit | Note | PublishRoutes

@@ -1,0 +1,144 @@
+"""The fleet as the writer knows it: what planning, explaining and the API read.
+
+Facts come from agents, intent from people; both are kept apart (PLC-03). Times are
+the loop's monotonic seconds. ``None`` is unknown. Only the writer changes a view;
+planning works on an ``Overlay`` over it.
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from controlplane.catalog.model import Catalog
+from controlplane.events import Cordon
+from llmgw.wire.messages import Inventory, Measurements, ShardExit, ShardSpec
+
+NodeStatus = Literal["connected", "unreachable", "lost"]
+"""``connected``: in session and registered. ``unreachable``: no session or silent;
+its replicas keep serving. ``lost``: silent for so long that they are rebuilt (REC-10)."""
+
+ReplicaState = Literal["placing", "starting", "ready", "draining", "stopping", "failed", "gone"]
+
+ShardPhase = Literal["commanded", "starting", "ready", "stopping", "exited", "lost"]
+
+
+@dataclass(slots=True)
+class NodeView:
+    """One enrolled node. It starts ``unreachable`` and without inventory."""
+
+    id: str
+    status: NodeStatus = "unreachable"
+    since: float = 0.0
+    session: str | None = None
+    agent_version: str | None = None
+    inventory: Inventory | None = None
+    measurements: Measurements | None = None
+    measured_at: float | None = None
+    last_heard: float | None = None
+    cordon: Cordon | None = None
+    enrolled: bool = True
+
+
+@dataclass(slots=True)
+class ShardView:
+    """One shard of a replica, on ``node_id``. ``spec`` holds no secret."""
+
+    spec: ShardSpec
+    node_id: str
+    phase: ShardPhase = "commanded"
+    since: float = 0.0
+    pid: int | None = None
+    adopted: bool = False
+    detail: str = ""
+    exit: ShardExit | None = None
+
+
+@dataclass(slots=True)
+class ReplicaView:
+    """One replica. ``reason`` is why it is in its state, in words. ``stale`` is
+    ``None`` if its fingerprint is unknown (CAT-08)."""
+
+    id: str
+    model: str
+    profile: str
+    fingerprint: str
+    state: ReplicaState
+    since: float
+    created: float
+    reason: str
+    shards: dict[int, ShardView] = field(default_factory=dict)
+    deadline: float | None = None
+    """When a starting replica fails, or a draining one is stopped."""
+    rejected: tuple["Verdict", ...] = ()
+    """Candidates turned down when this replica was placed (PLC-24)."""
+    stale: bool | None = False
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Why a candidate was turned down: a code of ``errors.REASON``, words with
+    figures, and the figures."""
+
+    code: str
+    message: str
+    needed: float | None = None
+    available: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """One candidate: a profile on a node. ``reasons`` is empty if it fits; then
+    ``score`` holds the terms of PLC-23 by name, in order, smaller is better."""
+
+    profile: str
+    node_id: str
+    reasons: tuple[Reason, ...] = ()
+    score: tuple[tuple[str, float | str], ...] = ()
+    chosen: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a model was not placed: one sentence, and every candidate's verdict."""
+
+    code: str
+    message: str
+    verdicts: tuple[Verdict, ...] = ()
+
+
+@dataclass(slots=True)
+class ModelHealth:
+    """What happened to a model's starts; carried on the model (REC-03, REC-05)."""
+
+    failures: int = 0
+    backoff_until: float | None = None
+    last_error: str | None = None
+    last_error_code: str | None = None
+    last_error_at: float | None = None
+    last_exit: ShardExit | None = None
+    parked: bool = False
+    refusal: Refusal | None = None
+    refused_since: float | None = None
+    quarantined: str | None = None
+
+
+@dataclass(slots=True)
+class Settling:
+    """The wait after start during which nothing is placed (REC-24)."""
+
+    active: bool = True
+    started: float = 0.0
+    steady_since: float = 0.0
+    reason: str = ""
+
+
+@dataclass(slots=True)
+class FleetView:
+    """Everything planning may see. ``version`` rises with each change that planning
+    must consider; a heartbeat alone changes nothing."""
+
+    catalog: Catalog
+    version: int = 0
+    nodes: dict[str, NodeView] = field(default_factory=dict)
+    replicas: dict[str, ReplicaView] = field(default_factory=dict)
+    health: dict[str, ModelHealth] = field(default_factory=dict)
+    settling: Settling = field(default_factory=Settling)

@@ -1,0 +1,19 @@
+"""Protocol versions: what this build speaks and how two builds agree (DEP-03)."""
+
+PROTOCOL = 1
+"""Newest agent protocol this build speaks."""
+
+OLDEST_PROTOCOL = 1
+"""Oldest agent protocol this build still understands (the previous release's)."""
+
+UPGRADE = "llmgw-agent/1"
+"""Value of the HTTP ``Upgrade`` header that opens an agent session."""
+
+
+def agree(oldest: int, newest: int) -> int | None:
+    """Newest protocol both sides speak, or ``None`` when the ranges do not meet.
+
+    ``oldest`` and ``newest`` are the peer's range, as its hello states it.
+    """
+    best = min(newest, PROTOCOL)
+    return best if best >= max(oldest, OLDEST_PROTOCOL) else None
