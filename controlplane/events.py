@@ -161,4 +161,12 @@ class PublishRoutes:
     settling: bool
 
 
-Effect = Send | CloseSession | Commit | Note | PublishRoutes
+@dataclass(frozen=True, slots=True)
+class EpochRaised:
+    """An agent had seen a higher epoch than ours, so commands carry ``epoch`` from now
+    on. Persist it, so that the next process starts above it (AGT-04)."""
+
+    epoch: int
+
+
+Effect = Send | CloseSession | Commit | Note | PublishRoutes | EpochRaised

@@ -1,0 +1,1 @@
+"""The router: one OpenAI-compatible address in front of every engine (RTR)."""

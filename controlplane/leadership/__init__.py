@@ -1,0 +1,1 @@
+"""Who leads: with one control plane, whoever holds the database (HA-01)."""

@@ -36,6 +36,10 @@ class NodeView:
     last_heard: float | None = None
     cordon: Cordon | None = None
     enrolled: bool = True
+    registered: bool = False
+    """Whether the current session has registered: only then may commands be sent."""
+    avoid_ports: dict[int, float] = field(default_factory=dict)
+    """Ports found in use by a stray process, and until when they are avoided (PLC-13)."""
 
 
 @dataclass(slots=True)
@@ -50,6 +54,17 @@ class ShardView:
     adopted: bool = False
     detail: str = ""
     exit: ShardExit | None = None
+    command_id: str | None = None
+    """Id of the start that was sent for it; ``None`` if none was (adopted, or not yet)."""
+    sent_at: float | None = None
+    """When its last command was sent."""
+    accepted: bool = False
+    """Whether the agent is known to have taken the start."""
+
+    @property
+    def live(self) -> bool:
+        """Whether it still holds its claims: until its exit is confirmed or its node lost."""
+        return self.phase not in ("exited", "lost")
 
 
 @dataclass(slots=True)
@@ -71,6 +86,12 @@ class ReplicaView:
     rejected: tuple["Verdict", ...] = ()
     """Candidates turned down when this replica was placed (PLC-24)."""
     stale: bool | None = False
+    surplus: str | None = None
+    """Why this copy must go whatever the model wants, such as a second copy of one id."""
+    unwanted: bool = False
+    """It was decided that it stops: its exit is no failure."""
+    stop_committed: bool = False
+    """That decision is durable: the stop is sent, again after each reconnect."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +140,11 @@ class ModelHealth:
     refusal: Refusal | None = None
     refused_since: float | None = None
     quarantined: str | None = None
+    refused_version: int | None = None
+    """``FleetView.version`` at which the refusal was found: no other answer until it changes."""
+    refusal_noted: float | None = None
+    failed_nodes: dict[str, float] = field(default_factory=dict)
+    """Nodes on which it failed in this row of failures, and when."""
 
 
 @dataclass(slots=True)

@@ -1,0 +1,50 @@
+"""The ``llmgw`` command (CLI-01).
+
+It starts the parts by becoming them, and asks the control plane's admin API for
+everything else; it has no logic that the API does not have. Modules are loaded when
+their command is used: a part must not find ``ssl`` or ``requests`` loaded already.
+"""
+
+import importlib
+
+import click
+
+from llmgw import __version__
+
+_COMMANDS = {
+    "server": ("llmgw.cli.parts", "server"),
+    "router": ("llmgw.cli.parts", "router"),
+    "agent": ("llmgw.cli.parts", "agent"),
+    "sim-engine": ("llmgw.cli.parts", "sim_engine"),
+    "keys": ("llmgw.cli.keys", "keys"),
+    "ctl": ("llmgw.cli.ctl", "ctl"),
+}
+
+
+class _Lazy(click.Group):
+    """A group whose commands are imported when asked for, in the order given."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
+        """Names of the commands."""
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        """The command of that name."""
+        if cmd_name not in _COMMANDS:
+            return None
+        module, name = _COMMANDS[cmd_name]
+        command = getattr(importlib.import_module(module), name)
+        return command if isinstance(command, click.Command) else None
+
+
+@click.command(
+    cls=_Lazy,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="\b\nExample:\n  llmgw ctl status",
+)
+@click.version_option(__version__, message="llmgw %(version)s")
+@click.option("--api", metavar="URL", envvar="LLMGW_API", help="Admin API of the control plane.")
+@click.pass_context
+def main(context: click.Context, api: str | None) -> None:
+    """Serve large language models on your own machines behind one OpenAI-compatible address."""
+    context.obj = {"api": api}

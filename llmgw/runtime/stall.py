@@ -5,9 +5,7 @@ run it. A native thread, which the hub cannot hold up, takes the stack of whatev
 holds it, so that the log says where (architecture: fails CI above 100 ms).
 """
 
-import _thread
 import sys
-import threading
 import time
 import traceback
 
@@ -18,6 +16,8 @@ from llmgw.runtime.logs import Logger
 
 log = Logger("llmgw.stall")
 _sleep = monkey.get_original("time", "sleep")
+_start_thread = monkey.get_original("_thread", "start_new_thread")
+_get_ident = monkey.get_original("_thread", "get_ident")
 
 
 class StallDetector:
@@ -34,7 +34,7 @@ class StallDetector:
         self.total = 0.0
         self.count = 0
         self._beat = time.monotonic()
-        self._thread_id = threading.get_ident()
+        self._thread_id = _get_ident()
         self._stack: str | None = None
         self._running = False
 
@@ -43,8 +43,7 @@ class StallDetector:
         self._running = True
         self._beat = time.monotonic()
         gevent.spawn(self._pulse)
-        _thread_start = monkey.get_original("_thread", "start_new_thread") or _thread.start_new_thread
-        _thread_start(self._watch, ())
+        _start_thread(self._watch, ())
         return self
 
     def stop(self) -> None:

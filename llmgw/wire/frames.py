@@ -17,6 +17,9 @@ MAX_FRAME = 8 * 1024 * 1024
 """Largest frame content in bytes. A registration of 256 devices and 256 shards with
 their output tails stays below a tenth of it."""
 
+MAX_KIND = 64
+"""Characters of an unknown message's kind that are kept: it ends in logs."""
+
 _LENGTH = struct.Struct(">I")
 _encoder = msgspec.msgpack.Encoder()
 
@@ -39,6 +42,9 @@ def encode(message: Message, max_frame: int = MAX_FRAME) -> bytes:
 
 M = TypeVar("M")
 
+_UNREADABLE = (msgspec.DecodeError, RecursionError)
+"""What decoding raises. Deep nesting, even inside a field that would be skipped, is the latter."""
+
 
 class _Tag(msgspec.Struct):
     type: str
@@ -53,7 +59,7 @@ class Decoder(Generic[M]):
     """
 
     def __init__(self, kinds: object, max_frame: int = MAX_FRAME) -> None:
-        self._decoder: msgspec.msgpack.Decoder[M] = msgspec.msgpack.Decoder(kinds)  # type: ignore[arg-type]
+        self._decoder: msgspec.msgpack.Decoder[M] = msgspec.msgpack.Decoder(kinds)
         self._tag = msgspec.msgpack.Decoder(_Tag)
         self._tags = {kind.__struct_config__.tag for kind in kinds.__args__}  # type: ignore[attr-defined]
         self._max = max_frame
@@ -82,13 +88,13 @@ class Decoder(Generic[M]):
     def _decode(self, body: bytes) -> M | Unknown:
         try:
             return self._decoder.decode(body)
-        except msgspec.DecodeError as error:
+        except _UNREADABLE as error:
             try:
                 kind = self._tag.decode(body).type
-            except msgspec.DecodeError:
+            except _UNREADABLE:
                 kind = None
             if kind is not None and kind not in self._tags:
-                return Unknown(kind)
+                return Unknown(kind[:MAX_KIND])
             raise FrameError("bad_frame", f"not a message of this protocol: {error}") from error
 
 

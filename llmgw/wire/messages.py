@@ -33,7 +33,7 @@ class ShardKey(NamedTuple):
 # ---------------------------------------------------------------- inventory
 
 
-class Cpu(Part):
+class Cpu(Part, frozen=True):
     """Processor of a node. ``count`` is logical CPUs."""
 
     model: str | None = None
@@ -44,7 +44,7 @@ class Cpu(Part):
 DeviceKind = Literal["gpu", "mig"]
 
 
-class Device(Part):
+class Device(Part, frozen=True):
     """A whole GPU or one MIG instance, keyed by UUID (PLC-01, PLC-08).
 
     ``excluded`` is the reason why the device must not be used (ECC fault, in MIG
@@ -64,7 +64,7 @@ class Device(Part):
 EngineState = Literal["ready", "failed", "probing", "installing"]
 
 
-class EngineInstall(Part):
+class EngineInstall(Part, frozen=True):
     """One engine on one node: ``ready`` only after it was seen to run (PLC-12)."""
 
     name: str
@@ -73,14 +73,14 @@ class EngineInstall(Part):
     detail: str = ""
 
 
-class PortRange(Part):
+class PortRange(Part, frozen=True):
     """Ports ``first`` to ``last``, both included."""
 
     first: int
     last: int
 
 
-class Filesystem(Part):
+class Filesystem(Part, frozen=True):
     """Space of one filesystem the node was told to watch (PLC-06)."""
 
     path: str
@@ -89,7 +89,7 @@ class Filesystem(Part):
     shared: bool = False
 
 
-class Inventory(Part):
+class Inventory(Part, frozen=True):
     """What a node has. ``address`` is where its engines can be reached."""
 
     address: str
@@ -114,7 +114,7 @@ class Inventory(Part):
 # ---------------------------------------------------------------- shards
 
 
-class ShardSpec(Part):
+class ShardSpec(Part, frozen=True):
     """All an agent needs to run one shard; written to the node's disk (AGT-07).
 
     ``engine_key`` is the secret clients must present to the engine (ENG-03); it goes
@@ -162,7 +162,7 @@ class ShardSpec(Part):
 ShardState = Literal["starting", "ready", "stopping"]
 
 
-class ShardStatus(Part):
+class ShardStatus(Part, frozen=True):
     """A shard that is running, or on its way up or down, as its agent knows it."""
 
     spec: ShardSpec
@@ -174,7 +174,7 @@ class ShardStatus(Part):
     detail: str = ""
 
 
-class ShardExit(Part):
+class ShardExit(Part, frozen=True):
     """A shard that is gone: every process of it, confirmed (AGT-06).
 
     ``code`` is one of ``errors.SHARD``; ``exit_status`` is the process's, negative for
@@ -201,7 +201,7 @@ class ShardExit(Part):
 # ---------------------------------------------------------------- measurements
 
 
-class DeviceUse(Part):
+class DeviceUse(Part, frozen=True):
     """Measured use of one device. Power in watts, temperature in degrees Celsius."""
 
     uuid: str
@@ -212,7 +212,7 @@ class DeviceUse(Part):
     foreign_processes: tuple[str, ...] = ()
 
 
-class ShardUse(Part):
+class ShardUse(Part, frozen=True):
     """Measured use of one shard's whole process group."""
 
     replica_id: str
@@ -221,7 +221,7 @@ class ShardUse(Part):
     memory_bytes: int | None = None
 
 
-class Measurements(Part):
+class Measurements(Part, frozen=True):
     """What a node measured since the last heartbeat (AGT-02)."""
 
     cpu_percent: float | None = None
@@ -236,7 +236,7 @@ class Measurements(Part):
 # ---------------------------------------------------------------- agent to control plane
 
 
-class Hello(Message, tag="hello"):
+class Hello(Message, frozen=True, tag="hello"):
     """First frame of a session. The credential travels in the upgrade request."""
 
     node_id: str
@@ -249,7 +249,7 @@ class Hello(Message, tag="hello"):
     boot_id: str = ""
 
 
-class Register(Message, tag="register"):
+class Register(Message, frozen=True, tag="register"):
     """The whole truth about the node, also when it runs nothing (REC-20)."""
 
     inventory: Inventory
@@ -258,20 +258,20 @@ class Register(Message, tag="register"):
     last_command: str | None = None
 
 
-class Heartbeat(Message, tag="heartbeat"):
+class Heartbeat(Message, frozen=True, tag="heartbeat"):
     """Sent every ``Welcome.heartbeat_seconds``; answered by ``HeartbeatAck``."""
 
     sequence: int
     measurements: Measurements = Measurements()
 
 
-class ShardChanged(Message, tag="shard_changed"):
+class ShardChanged(Message, frozen=True, tag="shard_changed"):
     """A shard entered a state, or its detail changed."""
 
     status: ShardStatus
 
 
-class ShardExited(Message, tag="shard_exited"):
+class ShardExited(Message, frozen=True, tag="shard_exited"):
     """A shard is gone, confirmed."""
 
     exit: ShardExit
@@ -280,7 +280,7 @@ class ShardExited(Message, tag="shard_exited"):
 CommandOutcome = Literal["accepted", "duplicate", "refused"]
 
 
-class CommandResult(Message, tag="command_result"):
+class CommandResult(Message, frozen=True, tag="command_result"):
     """What the agent did with a command; a refusal has a code of ``errors.SHARD``."""
 
     command_id: str
@@ -292,7 +292,7 @@ class CommandResult(Message, tag="command_result"):
 # ---------------------------------------------------------------- control plane to agent
 
 
-class Welcome(Message, tag="welcome"):
+class Welcome(Message, frozen=True, tag="welcome"):
     """The session stands. ``epoch`` goes with every command (AGT-04)."""
 
     session_id: str
@@ -304,7 +304,7 @@ class Welcome(Message, tag="welcome"):
     capabilities: tuple[str, ...] = ()
 
 
-class Refuse(Message, tag="refuse"):
+class Refuse(Message, frozen=True, tag="refuse"):
     """The session ends. ``code`` is one of ``errors.SESSION``.
 
     ``leader`` is the address to try instead (``not_leader``); ``retry_seconds`` the
@@ -317,13 +317,13 @@ class Refuse(Message, tag="refuse"):
     retry_seconds: float | None = None
 
 
-class HeartbeatAck(Message, tag="heartbeat_ack"):
+class HeartbeatAck(Message, frozen=True, tag="heartbeat_ack"):
     """Answer to the heartbeat of that sequence number."""
 
     sequence: int
 
 
-class Start(Message, tag="start"):
+class Start(Message, frozen=True, tag="start"):
     """Run this shard. Repeating it changes nothing (same id, or same shard key)."""
 
     command_id: str
@@ -331,7 +331,7 @@ class Start(Message, tag="start"):
     spec: ShardSpec
 
 
-class Stop(Message, tag="stop"):
+class Stop(Message, frozen=True, tag="stop"):
     """End a shard. Idempotent; for an unknown shard the agent answers with an exit
     of code ``not_found``. ``grace_seconds`` is the time between SIGTERM and SIGKILL."""
 
@@ -349,13 +349,13 @@ class Stop(Message, tag="stop"):
         return ShardKey(self.replica_id, self.rank, self.incarnation)
 
 
-class Forget(Message, tag="forget"):
+class Forget(Message, frozen=True, tag="forget"):
     """The exits of these shards were recorded; the agent may drop them."""
 
     shards: tuple[ShardKey, ...]
 
 
-class Goodbye(Message, tag="goodbye"):
+class Goodbye(Message, frozen=True, tag="goodbye"):
     """The control plane is going away. Reconnect within ``spread_seconds``, at a
     moment drawn by each agent, so that a fleet does not return in one instant."""
 

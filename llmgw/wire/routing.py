@@ -25,7 +25,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Base of the types here: tolerant of unknown fields."""
 
 
-class Endpoint(Record):
+class Endpoint(Record, frozen=True):
     """Where a request for a model may be sent: a ready replica's leader.
 
     ``key`` is the engine key to present (a secret; empty = the engine was started
@@ -47,7 +47,7 @@ class Endpoint(Record):
 ModelState = Literal["ready", "loading", "unplaceable", "parked", "off", "stopped"]
 
 
-class RoutedModel(Record):
+class RoutedModel(Record, frozen=True):
     """A model clients can ask for.
 
     ``state`` says what to answer when there is no endpoint: ``loading`` is
@@ -65,7 +65,7 @@ class RoutedModel(Record):
     listed: bool = True
 
 
-class RoutedKey(Record):
+class RoutedKey(Record, frozen=True):
     """A client's API key as the router knows it: its SHA-256 in hex, never the key.
 
     ``models`` is ``None`` for all models; ``expires`` is Unix time in seconds.
@@ -77,7 +77,7 @@ class RoutedKey(Record):
     expires: float | None = None
 
 
-class RouteTable(Record):
+class RouteTable(Record, frozen=True):
     """Everything a router needs, replaced as a whole.
 
     ``generation`` is opaque and changes with the content; it differs between control
@@ -93,7 +93,7 @@ class RouteTable(Record):
     keys: tuple[RoutedKey, ...] = ()
 
 
-class EndpointLoad(Record):
+class EndpointLoad(Record, frozen=True):
     """One endpoint since the router's last report.
 
     ``idle_seconds`` since a request was last handed to it; ``None`` = not since this
@@ -107,7 +107,7 @@ class EndpointLoad(Record):
     failures: int = 0
 
 
-class Report(Record):
+class Report(Record, frozen=True):
     """Sent once a second by each router process. ``boot`` + ``sequence`` identify it
     so that nothing counts twice."""
 
@@ -118,13 +118,13 @@ class Report(Record):
     endpoints: tuple[EndpointLoad, ...] = ()
 
 
-class Activate(Record):
+class Activate(Record, frozen=True):
     """A request came for a model that has no ready endpoint."""
 
     model: str
 
 
-class Activation(Record):
+class Activation(Record, frozen=True):
     """The control plane's answer: the model as it is routed now."""
 
     model: RoutedModel | None = None
@@ -141,4 +141,7 @@ def encode(record: Record) -> bytes:
 
 def decode_table(data: bytes) -> RouteTable:
     """Raises ``msgspec.DecodeError`` (with the path of the fault) on anything else."""
-    return _table_decoder.decode(data)
+    try:
+        return _table_decoder.decode(data)
+    except RecursionError as error:
+        raise msgspec.DecodeError(str(error)) from error

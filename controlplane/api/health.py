@@ -1,0 +1,19 @@
+"""``/healthz`` for watchdogs and ``/metrics`` for Prometheus, outside the versioned API."""
+
+from flask import Blueprint, Response
+
+from controlplane.api.base import services
+
+blueprint = Blueprint("health", __name__)
+
+
+@blueprint.get("/healthz")
+def healthz() -> dict[str, str]:
+    """The process answers."""
+    return {"status": "ok"}
+
+
+@blueprint.get("/metrics")
+def metrics() -> Response:
+    """Prometheus text format (OBS-01)."""
+    return Response(services().metrics(), content_type="text/plain; version=0.0.4; charset=utf-8")

@@ -1,0 +1,118 @@
+"""What the fleet's machines share: the view they write, and the effects they produce."""
+
+import random
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+from controlplane.events import CloseSession, Decision, Effect, Note, Send
+from controlplane.planning.drains import RouterSeen
+from controlplane.planning.plan import Action
+from controlplane.planning.policy import LoopSettings
+from controlplane.planning.view import FleetView, ModelHealth, NodeView
+from llmgw.wire.messages import Down, Refuse
+
+RECENT = 1000
+"""Decisions and events kept for the API."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recent:
+    """A decision or event of late; ``at`` is the loop's monotonic time."""
+
+    at: float
+    decision: Decision
+
+
+@dataclass(slots=True)
+class Session:
+    """One agent connection. Its node points back to it while it is the current one."""
+
+    id: str
+    node_id: str
+    heard: float
+    protocol: int
+
+
+@dataclass(slots=True)
+class Fleet:
+    """State of the writer. Everything here is changed only by the loop."""
+
+    view: FleetView
+    settings: LoopSettings
+    rng: random.Random
+    epoch: int
+    boot: str
+    version: str
+    engine_secret: bytes | None
+    now: float
+    enrolled: frozenset[str] = frozenset()
+    sessions: dict[str, Session] = field(default_factory=dict)
+    routers: dict[tuple[str, str], RouterSeen] = field(default_factory=dict)
+    batches: dict[int, tuple[Action, ...]] = field(default_factory=dict)
+    recent: deque[Recent] = field(default_factory=lambda: deque(maxlen=RECENT))
+    out: list[Effect] = field(default_factory=list)
+    dirty: bool = True
+    routes_dirty: bool = True
+    commands: int = 0
+    last_batch: int = 0
+    unknown_frames: int = 0
+
+    def touch(self) -> None:
+        """The view changed in a way that planning must consider."""
+        self.view.version += 1
+        self.dirty = True
+
+    def take(self) -> list[Effect]:
+        """The effects so far; they are no longer held here."""
+        effects, self.out = self.out, []
+        return effects
+
+    def record(self, decision: Decision) -> None:
+        """Keep a decision for the API."""
+        self.recent.append(Recent(self.now, decision))
+
+    def note(
+        self,
+        kind: str,
+        reason: str,
+        *,
+        model: str | None = None,
+        replica: str | None = None,
+        node: str | None = None,
+        **figures: Any,
+    ) -> None:
+        """Tell that something happened."""
+        told = Decision(kind, reason, model, replica, node, {k: v for k, v in figures.items() if v is not None})
+        self.record(told)
+        self.out.append(Note(told))
+
+    def send(self, node: NodeView, message: Down) -> bool:
+        """Send to a node; false if it has no session."""
+        if node.session is None:
+            return False
+        self.out.append(Send(node.session, message))
+        return True
+
+    def close(self, session_id: str, code: str, message: str) -> None:
+        """Refuse a session and forget it. What its node does without it is the
+        caller's business."""
+        self.sessions.pop(session_id, None)
+        self.out.append(CloseSession(session_id, Refuse(code=code, message=message)))
+
+    def command_id(self) -> str:
+        """Id of a new command: unique, and ordered within this process."""
+        self.commands += 1
+        return f"{self.boot}-{self.commands}"
+
+    def processed(self, last_command: str | None, command_id: str) -> bool:
+        """Whether an agent whose last applied command is ``last_command`` has applied
+        ``command_id``, given that it takes commands in order (AGT-04)."""
+        if last_command is None:
+            return False
+        boot, _, number = last_command.rpartition("-")
+        return boot == self.boot and number.isdigit() and int(number) >= int(command_id.rpartition("-")[2])
+
+    def health(self, model: str) -> ModelHealth:
+        """The health of a model, made on first use."""
+        return self.view.health.setdefault(model, ModelHealth())

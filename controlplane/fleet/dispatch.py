@@ -1,0 +1,143 @@
+"""From accepted actions to state and commands: apply at once, send once committed.
+
+A command that got no answer is sent again: starts by their id, stops because they are
+idempotent. A stop is repeated after each reconnect until the exit is confirmed.
+"""
+
+import msgspec
+
+from controlplane.fleet.context import Fleet
+from controlplane.fleet.health import failed_start
+from controlplane.fleet.keys import engine_key
+from controlplane.fleet.replicas import remove
+from controlplane.planning.plan import Action, Drain, Place
+from controlplane.planning.view import ReplicaView, ShardView
+from llmgw.wire.messages import Start, Stop
+
+
+def apply(fleet: Fleet, action: Action, now: float) -> None:
+    """Bring an accepted action into the view. Nothing is sent yet; claims of a
+    placement hold from here on, and a draining replica leaves the routes."""
+    if isinstance(action, Place):
+        _place(fleet, action, now)
+    else:
+        replica = fleet.view.replicas[action.replica]
+        replica.since = now
+        replica.reason = action.reason
+        if isinstance(action, Drain):
+            replica.state = "draining"
+            replica.deadline = now + action.grace
+        else:
+            replica.state = "stopping" if replica.state != "failed" else "failed"
+            replica.unwanted = True
+            replica.deadline = None
+            if action.failure is not None:
+                nodes = sorted({shard.node_id for shard in replica.shards.values()})
+                node_id = nodes[0] if nodes else None
+                failed_start(fleet, replica.model, action.failure, action.reason, exit_=None, node_id=node_id)
+    fleet.touch()
+    fleet.routes_dirty = True
+
+
+def _place(fleet: Fleet, action: Place, now: float) -> None:
+    keyed = fleet.engine_secret is not None
+    shards = {
+        place.spec.rank: ShardView(
+            spec=msgspec.structs.replace(place.spec, keyed=keyed), node_id=place.node_id, since=now
+        )
+        for place in action.shards
+    }
+    fleet.view.replicas[action.replica] = ReplicaView(
+        id=action.replica,
+        model=action.model,
+        profile=action.profile,
+        fingerprint=action.fingerprint,
+        state="placing",
+        since=now,
+        created=now,
+        reason=action.reason,
+        shards=shards,
+        rejected=action.rejected,
+    )
+
+
+def dispatch(fleet: Fleet, action: Action, now: float) -> None:
+    """An action's decision is durable: carry it out, unless the world moved on."""
+    replica = fleet.view.replicas.get(action.replica)
+    if replica is None or isinstance(action, Drain):
+        return
+    if isinstance(action, Place):
+        if replica.state != "placing":
+            return
+        replica.state = "starting"
+        replica.since = now
+        timeout = max(shard.spec.startup_timeout for shard in replica.shards.values())
+        replica.deadline = now + timeout + fleet.settings.startup_margin
+        for _, shard in sorted(replica.shards.items()):
+            send_start(fleet, shard, now)
+    elif replica.unwanted:
+        replica.stop_committed = True
+        for _, shard in sorted(replica.shards.items()):
+            _stop_or_forget(fleet, replica, shard, now)
+        if not any(shard.live for shard in replica.shards.values()):
+            remove(fleet, replica, f"stopped before it was started: {replica.reason}")
+    fleet.touch()
+
+
+def _stop_or_forget(fleet: Fleet, replica: ReplicaView, shard: ShardView, now: float) -> None:
+    if shard.phase == "commanded" and shard.command_id is None:
+        shard.phase = "exited"  # its start was never sent
+        shard.since = now
+    elif shard.live:
+        send_stop(fleet, replica, shard, now)
+
+
+def send_start(fleet: Fleet, shard: ShardView, now: float) -> None:
+    """Send the start of a shard, or again with the same id. The engine key travels
+    here only. Without a session it waits for the node's registration."""
+    node = fleet.view.nodes.get(shard.node_id)
+    if node is None or not node.registered:
+        return
+    shard.command_id = shard.command_id or fleet.command_id()
+    shard.sent_at = now
+    key = engine_key(fleet.engine_secret, shard.spec.replica_id) if shard.spec.keyed else ""
+    spec = msgspec.structs.replace(shard.spec, engine_key=key)
+    fleet.send(node, Start(command_id=shard.command_id, epoch=fleet.epoch, spec=spec))
+
+
+def send_stop(fleet: Fleet, replica: ReplicaView, shard: ShardView, now: float) -> None:
+    """Send the stop of a shard whose replica's stop is committed."""
+    node = fleet.view.nodes.get(shard.node_id)
+    if node is None or not node.registered:
+        return
+    shard.sent_at = now
+    if shard.phase != "stopping":
+        shard.phase = "stopping"
+        shard.since = now
+    key = shard.spec.key
+    fleet.send(
+        node,
+        Stop(
+            command_id=fleet.command_id(),
+            epoch=fleet.epoch,
+            replica_id=key.replica_id,
+            rank=key.rank,
+            incarnation=key.incarnation,
+            reason=replica.reason,
+            grace_seconds=fleet.settings.stop_grace,
+        ),
+    )
+
+
+def tick(fleet: Fleet, now: float) -> None:
+    """Send again what got no answer in a session that stands."""
+    patience = fleet.settings.resend_after
+    for replica in list(fleet.view.replicas.values()):
+        for _, shard in sorted(replica.shards.items()):
+            if not shard.live or shard.sent_at is None or now - shard.sent_at < patience:
+                continue
+            if replica.stop_committed:
+                if now - shard.sent_at >= patience + fleet.settings.stop_grace:
+                    send_stop(fleet, replica, shard, now)
+            elif replica.state == "starting" and shard.phase == "commanded" and not shard.accepted:
+                send_start(fleet, shard, now)

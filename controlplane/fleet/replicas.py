@@ -1,0 +1,268 @@
+"""Replica life on the control plane's side: what agents report becomes state (REC-01
+to REC-06). Stopping is decided in a plan only; here it is confirmed."""
+
+from controlplane.fleet.context import Fleet
+from controlplane.fleet.health import failed_start, proved
+from controlplane.planning.view import FleetView, NodeView, ReplicaView, ShardView
+from llmgw.wire.messages import ShardExit, ShardKey, ShardStatus
+
+
+def find(view: FleetView, node_id: str, key: ShardKey) -> tuple[ReplicaView, ShardView] | None:
+    """The replica and shard that a key means on a node, whatever its incarnation. A
+    second copy of an id is kept under ``id@node``."""
+    for replica_id in (key.replica_id, copy_id(key.replica_id, node_id)):
+        replica = view.replicas.get(replica_id)
+        shard = replica.shards.get(key.rank) if replica else None
+        if replica is not None and shard is not None and shard.node_id == node_id:
+            return replica, shard
+    return None
+
+
+def copy_id(replica_id: str, node_id: str) -> str:
+    """Under which id a second copy of a replica is kept."""
+    return f"{replica_id}@{node_id}"
+
+
+def staleness(view: FleetView, replica: ReplicaView) -> bool | None:
+    """Whether the replica's fingerprint, as its agent reports it, differs from the
+    catalog's; ``None`` if one of the two is unknown (CAT-08)."""
+    model = view.catalog.models.get(replica.model)
+    for profile in model.profiles if model else ():
+        if profile.name == replica.profile:
+            return replica.fingerprint != profile.fingerprint if replica.fingerprint else None
+    return None
+
+
+def status_changed(fleet: Fleet, node: NodeView, status: ShardStatus, now: float) -> None:
+    """A shard is as its agent says. A shard nobody knows is adopted."""
+    found = find(fleet.view, node.id, status.spec.key)
+    if found is None or (found[0].state == "failed" and not found[1].live):
+        adopt(fleet, node, status, now)
+        return
+    replica, shard = found
+    before = (shard.phase, shard.pid, shard.detail)
+    _update(shard, status, now)
+    replica.fingerprint = status.spec.fingerprint
+    replica.stale = staleness(fleet.view, replica)
+    if (shard.phase, shard.pid, shard.detail) != before:
+        fleet.touch()
+    derive(fleet, replica, now)
+
+
+def _update(shard: ShardView, status: ShardStatus, now: float) -> None:
+    if shard.phase != status.state:
+        shard.since = now - (status.state_age or 0.0)
+    shard.phase = status.state
+    shard.spec = status.spec.without_secret()
+    shard.pid = status.pid
+    shard.adopted = status.adopted
+    shard.detail = status.detail
+    shard.accepted = True
+
+
+def adopt(fleet: Fleet, node: NodeView, status: ShardStatus, now: float) -> None:
+    """Take over a running shard that this control plane did not know (REC-20 to REC-22)."""
+    spec = status.spec.without_secret()
+    shard = ShardView(spec=spec, node_id=node.id, since=now)
+    _update(shard, status, now)
+    replica_id, surplus = spec.replica_id, None
+    known = fleet.view.replicas.get(replica_id)
+    if known is not None and known.state != "failed":
+        other = known.shards.get(spec.rank)
+        if other is None:
+            known.shards[spec.rank] = shard  # another part of a replica that is being put together
+            fleet.touch()
+            derive(fleet, known, now)
+            return
+        if other.live and other.phase != "commanded":
+            replica_id = copy_id(replica_id, node.id)
+            surplus = f"a second copy of replica {spec.replica_id}, which runs on node {other.node_id}"
+        elif other.live:
+            _set_aside(fleet, known, other, node.id, now)
+    created = now - (status.age or 0.0)
+    reason = f"adopted from node {node.id}"
+    replica = ReplicaView(
+        id=replica_id,
+        model=spec.model,
+        profile=spec.profile,
+        fingerprint=spec.fingerprint,
+        state="starting",
+        since=now,
+        created=created,
+        reason=reason,
+        shards={spec.rank: shard},
+        surplus=surplus,
+    )
+    replica.stale = staleness(fleet.view, replica)
+    replica.deadline = now - (status.state_age or 0.0) + spec.startup_timeout + fleet.settings.startup_margin
+    fleet.view.replicas[replica_id] = replica
+    fleet.note(
+        "adopt",
+        surplus or f"node {node.id} runs it ({status.state}, pid {status.pid})",
+        model=spec.model,
+        replica=replica_id,
+        node=node.id,
+        pid=status.pid,
+        state=status.state,
+        fingerprint=spec.fingerprint,
+    )
+    fleet.touch()
+    derive(fleet, replica, now)
+
+
+def _set_aside(fleet: Fleet, known: ReplicaView, other: ShardView, node_id: str, now: float) -> None:
+    """A start of ours that came up nowhere loses to a copy that an agent reports
+    (REC-22). It may yet come up, so it is kept, with its claims, until it is stopped."""
+    aside = copy_id(known.id, other.node_id)
+    why = f"replica {known.id} runs on node {node_id}; its start on {other.node_id} is taken back"
+    fleet.view.replicas[aside] = ReplicaView(
+        id=aside,
+        model=known.model,
+        profile=known.profile,
+        fingerprint=known.fingerprint,
+        state=known.state,
+        since=now,
+        created=known.created,
+        reason=why,
+        shards={other.spec.rank: other},
+        surplus=why,
+    )
+
+
+def derive(fleet: Fleet, replica: ReplicaView, now: float) -> None:
+    """A replica's state follows from its shards. A drain or stop under way goes on."""
+    if replica.state in ("draining", "failed", "gone") or replica.unwanted:
+        return
+    phases = {shard.phase for shard in replica.shards.values()}
+    if "stopping" in phases:
+        _enter(fleet, replica, "stopping", "its agent is ending it", now)
+        replica.deadline = None
+    elif phases == {"ready"} and len(replica.shards) >= world(replica):
+        _enter(fleet, replica, "ready", "every shard is ready", now)
+        replica.deadline = None
+    elif replica.state == "ready":
+        _enter(fleet, replica, "starting", "a shard is no longer ready", now)
+        replica.deadline = now + _startup_timeout(replica) + fleet.settings.startup_margin
+
+
+def _enter(fleet: Fleet, replica: ReplicaView, state: str, reason: str, now: float) -> None:
+    if replica.state == state:
+        return
+    took = now - replica.created
+    replica.state = state  # type: ignore[assignment]
+    replica.since = now
+    replica.reason = reason
+    fleet.touch()
+    fleet.routes_dirty = True
+    leader = replica.shards.get(0)
+    fleet.note(
+        state,
+        reason,
+        model=replica.model,
+        replica=replica.id,
+        node=leader.node_id if leader else None,
+        seconds=round(took, 1),
+        pid=leader.pid if leader else None,
+    )
+
+
+def world(replica: ReplicaView) -> int:
+    """How many shards the replica has when it is whole."""
+    return max((shard.spec.world for shard in replica.shards.values()), default=1)
+
+
+def _startup_timeout(replica: ReplicaView) -> float:
+    return max((shard.spec.startup_timeout for shard in replica.shards.values()), default=600.0)
+
+
+def exited(fleet: Fleet, node: NodeView, exit_: ShardExit, now: float) -> None:
+    """A shard is gone, confirmed: its claims end. Whether that is a failure depends on
+    whether we, or a stop from before, wanted it."""
+    found = find(fleet.view, node.id, exit_.key)
+    if found is None or not found[1].live:
+        return
+    replica, shard = found
+    if exit_.incarnation < shard.spec.incarnation:
+        return  # an earlier life of this shard; the present one runs
+    shard.phase = "exited"
+    shard.since = now
+    shard.exit = exit_
+    shard.pid = None
+    fleet.touch()
+    if exit_.code == "port_in_use":
+        node.avoid_ports[shard.spec.port] = now + fleet.settings.port_rest
+    if replica.unwanted or replica.state in ("draining", "failed") or exit_.requested:
+        _ended(fleet, replica, exit_)
+    else:
+        words = exit_.message or exit_.code
+        status = "" if exit_.exit_status is None else f" (exit status {exit_.exit_status})"
+        fail(fleet, replica, exit_.code, f"{words}{status} on node {node.id}", now, exit_=exit_, node_id=node.id)
+
+
+def _ended(fleet: Fleet, replica: ReplicaView, exit_: ShardExit) -> None:
+    if any(shard.live for shard in replica.shards.values()) or replica.state == "failed":
+        return
+    if replica.unwanted:
+        reason = f"stopped: {replica.reason}"
+    elif replica.state == "draining":
+        reason = f"ended while draining: {replica.reason}"
+    else:
+        reason = "stopped on request of another"
+    remove(fleet, replica, reason, code=exit_.code)
+
+
+def remove(fleet: Fleet, replica: ReplicaView, reason: str, code: str | None = None) -> None:
+    """A replica is gone, as wanted."""
+    fleet.view.replicas.pop(replica.id, None)
+    replica.state = "gone"
+    nodes = sorted({shard.node_id for shard in replica.shards.values()})
+    fleet.note("gone", reason, model=replica.model, replica=replica.id, node=nodes[0] if nodes else None, code=code)
+    fleet.touch()
+    fleet.routes_dirty = True
+
+
+def fail(
+    fleet: Fleet,
+    replica: ReplicaView,
+    code: str,
+    reason: str,
+    now: float,
+    *,
+    exit_: ShardExit | None = None,
+    node_id: str | None = None,
+    counted: bool = True,
+) -> None:
+    """A replica failed as a whole (REC-03). It stays in sight until a newer one
+    replaces it; ``counted`` failures make its model wait."""
+    replica.state = "failed"
+    replica.since = now
+    replica.reason = reason
+    replica.deadline = None
+    figures = failed_start(fleet, replica.model, code, reason, exit_=exit_, node_id=node_id) if counted else {}
+    fleet.note("failed", reason, model=replica.model, replica=replica.id, node=node_id, code=code, **figures)
+    fleet.touch()
+    fleet.routes_dirty = True
+
+
+def tick(fleet: Fleet, now: float) -> None:
+    """What time does to replicas: one that came up after its model's last failure and
+    held ends the row of failures; a failed one leaves the view when a newer one is
+    ready or failed too, or its model is gone."""
+    newest_ready: dict[str, float] = {}
+    newest_failed: dict[str, tuple[float, str]] = {}
+    for replica in fleet.view.replicas.values():
+        if replica.state == "ready" and not replica.surplus:
+            newest_ready[replica.model] = max(replica.since, newest_ready.get(replica.model, replica.since))
+            health = fleet.view.health.get(replica.model)
+            last = health.last_error_at if health else None
+            if last is not None and replica.since >= last and now - replica.since >= fleet.settings.stable_after:
+                proved(fleet, replica.model)
+        elif replica.state == "failed":
+            newest_failed[replica.model] = max((replica.since, replica.id), newest_failed.get(replica.model, (0.0, "")))
+    for replica in list(fleet.view.replicas.values()):
+        if replica.state != "failed" or any(shard.live for shard in replica.shards.values()):
+            continue
+        outlived = newest_ready.get(replica.model, -1.0) >= replica.since
+        outdone = newest_failed[replica.model] > (replica.since, replica.id)
+        if outlived or outdone or replica.model not in fleet.view.catalog.models:
+            fleet.view.replicas.pop(replica.id)

@@ -1,0 +1,85 @@
+"""The one way into the writer: a bounded queue of events.
+
+Heartbeats coalesce: of a session only the newest waits. Frames wait for room, which
+holds back the connection they came on; people's requests are turned away at once;
+what must not be lost goes in beyond the bound.
+"""
+
+from collections import deque
+
+from gevent.event import Event as Signal
+
+from controlplane.events import Event, FrameReceived
+from llmgw.wire.messages import Heartbeat
+
+CAPACITY = 8192
+
+
+class Inbox:
+    """Events for the writer, in order of arrival.
+
+    ``coalesced`` counts heartbeats that a newer one replaced, ``refused`` events that
+    found no room.
+    """
+
+    def __init__(self, capacity: int = CAPACITY) -> None:
+        self._capacity = capacity
+        self._events: deque[Event | str] = deque()
+        self._heartbeats: dict[str, FrameReceived] = {}
+        self._arrived = Signal()
+        self._room = Signal()
+        self._room.set()
+        self.coalesced = 0
+        self.refused = 0
+
+    def __len__(self) -> int:
+        return len(self._events)
+
+    def put(self, event: Event) -> None:
+        """Add an event of the fleet; wait while there is no room."""
+        if isinstance(event, FrameReceived) and isinstance(event.message, Heartbeat):
+            if event.session in self._heartbeats:
+                self._heartbeats[event.session] = event
+                self.coalesced += 1
+                return
+            self._wait_for_room()
+            if event.session not in self._heartbeats:
+                self._events.append(event.session)
+            self._heartbeats[event.session] = event
+            self._arrived.set()
+            return
+        self._wait_for_room()
+        self.force(event)
+
+    def offer(self, event: Event) -> bool:
+        """Add an event if there is room."""
+        if len(self._events) >= self._capacity:
+            self.refused += 1
+            return False
+        self.force(event)
+        return True
+
+    def force(self, event: Event) -> None:
+        """Add an event that must not be lost, room or not."""
+        self._events.append(event)
+        self._arrived.set()
+
+    def take(self) -> Event | None:
+        """The oldest event; ``None`` if there is none."""
+        if not self._events:
+            return None
+        entry = self._events.popleft()
+        if len(self._events) < self._capacity:
+            self._room.set()
+        return self._heartbeats.pop(entry) if isinstance(entry, str) else entry
+
+    def wait(self, timeout: float) -> None:
+        """Until an event arrives, at most ``timeout`` seconds."""
+        if not self._events:
+            self._arrived.clear()
+            self._arrived.wait(timeout)
+
+    def _wait_for_room(self) -> None:
+        while len(self._events) >= self._capacity:
+            self._room.clear()
+            self._room.wait()

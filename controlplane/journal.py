@@ -1,0 +1,215 @@
+"""Decisions on disk: one JSON object a line, synced before what they decide happens.
+
+Committing is an event: the loop hands a batch over and goes on; when the batch is
+durable ``on_committed`` is called with its number. While the disk refuses, batches
+wait and are tried again, so what they decided does not happen either.
+"""
+
+import os
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import gevent
+import msgspec
+from gevent.event import Event
+
+from controlplane.events import Decision
+from controlplane.offhub import off_hub
+from llmgw.runtime.clock import Clock
+from llmgw.runtime.logs import Logger
+
+log = Logger("llmgw.journal")
+
+KEPT = 4
+"""Older files that are kept beside the current one."""
+
+RECENT = 1000
+"""Entries held in memory for the API."""
+
+MAX_NOTES = 10_000
+"""Notes that may wait for a slow disk; more are left out of the file and counted."""
+
+_TAIL = 512 * 1024
+_FIRST_WAIT, _LONGEST_WAIT = 0.2, 5.0
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One decision or note as it is written and shown. ``at`` is ISO 8601 in UTC."""
+
+    at: str
+    kind: str
+    reason: str
+    epoch: int = 0
+    batch: int | None = None
+    model: str | None = None
+    replica: str | None = None
+    node: str | None = None
+    figures: dict[str, Any] = {}
+
+
+_encoder = msgspec.json.Encoder(enc_hook=str)
+_decoder = msgspec.json.Decoder(Entry)
+
+
+class Journal:
+    """Appends to ``file`` in the threadpool, from one greenlet.
+
+    ``failing`` says why the last write failed (empty once one succeeds), ``failures``
+    counts failed writes, ``left_out`` notes that were never written.
+    """
+
+    def __init__(
+        self,
+        file: Path,
+        clock: Clock,
+        on_committed: Callable[[int], None],
+        epoch: int = 0,
+        max_bytes: int = 64 * 1024 * 1024,
+    ) -> None:
+        self._file = file
+        self._clock = clock
+        self._committed = on_committed
+        self._epoch = epoch
+        self._max_bytes = max_bytes
+        self._pending: deque[tuple[int | None, tuple[Entry, ...]]] = deque()
+        self._notes = 0
+        self._wake = Event()
+        self._idle = Event()
+        self._idle.set()
+        self._greenlet: gevent.Greenlet[..., None] | None = None
+        self._descriptor: int | None = None
+        self._size = 0
+        self.recent: deque[Entry] = deque(maxlen=RECENT)
+        self.failing = ""
+        self.failures = 0
+        self.left_out = 0
+
+    def start(self) -> "Journal":
+        """Open the file (mode 0600), mend a line that a crash cut short, and remember
+        the last entries. Raises ``OSError``."""
+        self.recent.extend(off_hub(self._open_and_read))
+        self._greenlet = gevent.spawn(self._run)
+        return self
+
+    def commit(self, batch: int, decisions: Sequence[Decision]) -> None:
+        """Make these durable, then report ``batch``."""
+        self._add(batch, decisions)
+
+    def note(self, decision: Decision) -> None:
+        """Write this down when it suits; nothing waits for it."""
+        if self._notes >= MAX_NOTES:
+            self.left_out += 1
+            return
+        self._notes += 1
+        self._add(None, (decision,))
+
+    def stop(self, timeout: float = 0.5) -> None:
+        """Write what waits, for at most ``timeout`` seconds."""
+        self._idle.wait(timeout)
+        if self._greenlet is not None:
+            self._greenlet.kill(block=False)
+        if self._pending:
+            log.warning("decisions were not written before the end", batches=len(self._pending))
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def _add(self, batch: int | None, decisions: Sequence[Decision]) -> None:
+        at = self._clock.now().isoformat(timespec="milliseconds")
+        entries = tuple(
+            Entry(
+                at=at,
+                kind=decision.kind,
+                reason=decision.reason,
+                epoch=self._epoch,
+                batch=batch,
+                model=decision.model,
+                replica=decision.replica,
+                node=decision.node,
+                figures=decision.figures,
+            )
+            for decision in decisions
+        )
+        self.recent.extend(entries)
+        self._pending.append((batch, entries))
+        self._idle.clear()
+        self._wake.set()
+
+    def _run(self) -> None:
+        wait = _FIRST_WAIT
+        while True:
+            self._wake.wait()
+            self._wake.clear()
+            while self._pending:
+                taken = list(self._pending)
+                data = b"".join(_encoder.encode(entry) + b"\n" for _, entries in taken for entry in entries)
+                try:
+                    off_hub(self._append, data)
+                except OSError as error:
+                    self.failures += 1
+                    self.failing = str(error)
+                    log.error("the decision journal cannot be written: actions wait", file=self._file, error=error)
+                    gevent.sleep(wait)
+                    wait = min(wait * 2, _LONGEST_WAIT)
+                    continue
+                wait = _FIRST_WAIT
+                self.failing = ""
+                for batch, _ in taken:
+                    self._pending.popleft()
+                    if batch is None:
+                        self._notes -= 1
+                    else:
+                        self._committed(batch)
+            self._idle.set()
+
+    # The rest runs in the threadpool, one call at a time.
+
+    def _open_and_read(self) -> list[Entry]:
+        descriptor = self._open()
+        start = max(0, self._size - _TAIL)
+        data = os.pread(descriptor, self._size - start, start)
+        if data and not data.endswith(b"\n"):
+            self._size += os.write(descriptor, b"\n")
+        lines = data.splitlines()[1 if start else 0 :]
+        return [entry for line in lines[-RECENT:] if (entry := _parse(line)) is not None]
+
+    def _open(self) -> int:
+        if self._descriptor is None:
+            self._descriptor = os.open(self._file, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+            self._size = os.fstat(self._descriptor).st_size
+        return self._descriptor
+
+    def _append(self, data: bytes) -> None:
+        if self._size and self._size + len(data) > self._max_bytes:
+            self._rotate()
+        descriptor = self._open()
+        try:
+            view = memoryview(data)
+            while view:
+                view = view[os.write(descriptor, view) :]
+            os.fdatasync(descriptor)
+        except OSError:
+            os.ftruncate(descriptor, self._size)  # no half lines: the whole is tried again
+            raise
+        self._size += len(data)
+
+    def _rotate(self) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+        for number in range(KEPT, 0, -1):
+            older = self._file if number == 1 else self._numbered(number - 1)
+            if older.exists():
+                older.replace(self._numbered(number))
+
+    def _numbered(self, number: int) -> Path:
+        return self._file.with_name(f"{self._file.name}.{number}")
+
+
+def _parse(line: bytes) -> Entry | None:
+    try:
+        return _decoder.decode(line)
+    except msgspec.DecodeError:
+        return None

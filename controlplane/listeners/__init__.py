@@ -1,0 +1,1 @@
+"""The sockets of the control plane: agents, routers, administrators."""

@@ -1,0 +1,116 @@
+"""What the two HTTP listeners share: a WSGI server with limits on every connection.
+
+What it refuses by itself has the same JSON shape as the applications' errors.
+"""
+
+import json
+import secrets
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from gevent.pool import Pool
+from gevent.pywsgi import WSGIHandler, WSGIServer
+
+from controlplane.listeners.connection import peer_name
+from llmgw.runtime.logs import Logger
+from llmgw.runtime.settings import Address
+
+MAX_CONNECTIONS = 2048
+IDLE = 75.0
+"""Seconds a peer may take for its next bytes, also between two requests."""
+
+Application = Callable[[dict[str, Any], Any], Iterable[bytes]]
+
+
+class _TooLarge(ValueError):
+    """The announced body exceeds the limit."""
+
+
+class _NoLength(ValueError):
+    """The body comes without its length."""
+
+
+class _Handler(WSGIHandler):  # type: ignore[misc]
+    ignored_socket_errors = (*WSGIHandler.ignored_socket_errors, "timed out")
+
+    def __init__(self, sock: Any, address: Any, server: Any) -> None:
+        sock.settimeout(IDLE)
+        super().__init__(sock, address, server)
+
+    def read_request(self, raw_requestline: str) -> Any:
+        """Refuse a body that is too large, or of unknown length, before it is read."""
+        read = super().read_request(raw_requestline)
+        if "chunked" in self.headers.get("Transfer-Encoding", "").lower():
+            raise _NoLength("send the body with a Content-Length")
+        if (self.content_length or 0) > self.server.max_body:
+            raise _TooLarge(f"the body may have {self.server.max_body} bytes")
+        return read
+
+    def log_request(self) -> None:
+        """Requests are logged by the applications, where they matter."""
+
+    def _handle_client_error(self, ex: Exception) -> tuple[str, bytes] | None:
+        if isinstance(ex, OSError):
+            return None  # the peer went away, or took too long
+        status, code, message = "400 Bad Request", "validation_failed", "the request cannot be read"
+        if isinstance(ex, _TooLarge):
+            status, code, message = "413 Content Too Large", "body_too_large", str(ex)
+        elif isinstance(ex, _NoLength):
+            status, code, message = "411 Length Required", "validation_failed", str(ex)
+        else:
+            self.server.error_log.write(f"request of {peer_name(self.client_address)} refused: {ex}")
+        body = json.dumps({"code": code, "message": message, "request_id": secrets.token_hex(8)}).encode()
+        head = f"HTTP/1.1 {status}\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+        return status[:3], head.encode() + b"Connection: close\r\n\r\n" + body
+
+
+class _Server(WSGIServer):  # type: ignore[misc]
+    max_body = 0
+
+
+class _ErrorLog:
+    """Where the server writes what it finds wrong: one log entry each."""
+
+    def __init__(self, log: Logger) -> None:
+        self._log = log
+
+    def write(self, text: str) -> None:
+        """Log ``text``."""
+        if text.strip():
+            self._log.warning("http", detail=text.strip()[:2000])
+
+    def flush(self) -> None:
+        """Nothing is held back."""
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        """Log the lines."""
+        self.write("".join(lines))
+
+
+class HttpListener:
+    """Serves a WSGI application on one address. ``max_body`` is bytes of a request."""
+
+    def __init__(self, address: Address, application: Application, log: Logger, max_body: int) -> None:
+        self._server = _Server(
+            (address.host, address.port),
+            application,
+            spawn=Pool(MAX_CONNECTIONS),
+            log=None,
+            error_log=_ErrorLog(log),
+            handler_class=_Handler,
+        )
+        self._server.max_body = max_body
+
+    def start(self) -> "HttpListener":
+        """Begin to listen. Raises ``OSError`` if the address cannot be had."""
+        self._server.start()
+        return self
+
+    @property
+    def address(self) -> Address:
+        """The address listened on, with the port that was chosen for port 0."""
+        return Address(self._server.server_host, self._server.server_port)
+
+    def stop(self, timeout: float = 0.5) -> None:
+        """Take no more connections; end those that are open after ``timeout`` seconds."""
+        self._server.stop(timeout=timeout)

@@ -1,0 +1,166 @@
+"""The routers' listener: table, reports, activation (``llmgw.wire.routing``)."""
+
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import parse_qs
+
+import msgspec
+
+from controlplane.events import RouterReported
+from controlplane.inbox import Inbox
+from controlplane.listeners.tokens import FleetTokens
+from controlplane.publish.table import Publisher
+from llmgw.runtime.clock import Clock
+from llmgw.runtime.logs import Logger
+from llmgw.wire.routing import (
+    ACTIVATE_PATH,
+    MAX_REPORT,
+    REPORT_PATH,
+    ROUTER_ID_HEADER,
+    TABLE_PATH,
+    Activate,
+    Activation,
+    Report,
+    encode,
+)
+
+log = Logger("llmgw.routers")
+
+MAX_WAIT = 30.0
+MAX_ACTIVATE = 4096
+MAX_SEEN = 10_000
+FORGET_AFTER = 60.0
+"""Seconds after which a router process that no longer reports leaves the list."""
+
+_ID_VARIABLE = "HTTP_" + ROUTER_ID_HEADER.upper().replace("-", "_")
+
+
+@dataclass(frozen=True, slots=True)
+class RouterSeen:
+    """A router process by its last report; ``at`` is monotonic."""
+
+    router_id: str
+    boot: str
+    version: str
+    generation: str
+    at: float
+
+
+class _Refused(Exception):
+    def __init__(self, status: str, code: str, message: str, **headers: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.headers = list(headers.items())
+
+
+class RouterApplication:
+    """WSGI application of the routers' listener."""
+
+    def __init__(self, publisher: Publisher, inbox: Inbox, tokens: Callable[[], FleetTokens], clock: Clock) -> None:
+        self._publisher = publisher
+        self._inbox = inbox
+        self._tokens = tokens
+        self._clock = clock
+        self._reports = msgspec.json.Decoder(Report)
+        self._activations = msgspec.json.Decoder(Activate)
+        self._routes = {
+            TABLE_PATH: ("GET", self._table),
+            REPORT_PATH: ("POST", self._report),
+            ACTIVATE_PATH: ("POST", self._activate),
+        }
+        self._seen: dict[tuple[str, str], RouterSeen] = {}
+
+    def current(self) -> tuple[RouterSeen, ...]:
+        """The router processes that reported of late."""
+        now = self._clock.monotonic()
+        return tuple(seen for seen in self._seen.values() if now - seen.at <= FORGET_AFTER)
+
+    def __call__(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        try:
+            status, headers, body = self._answer(environ)
+        except _Refused as error:
+            status, body = error.status, json.dumps({"code": error.code, "message": str(error)}).encode()
+            headers = [("Content-Type", "application/json"), ("Connection", "close"), *error.headers]
+        except Exception:
+            log.exception("a router's request failed", path=environ.get("PATH_INFO"))
+            status, headers = "500 Internal Server Error", [("Content-Type", "application/json")]
+            body = json.dumps({"code": "internal_error", "message": "see the log of the control plane"}).encode()
+        if body or not status.startswith(("204", "304")):
+            headers = [*headers, ("Content-Length", str(len(body)))]
+        start_response(status, headers)
+        return [body]
+
+    def _answer(self, environ: dict[str, Any]) -> tuple[str, list[tuple[str, str]], bytes]:
+        router_id = self._authenticate(environ)
+        route = self._routes.get(environ["PATH_INFO"])
+        if route is None:
+            raise _Refused("404 Not Found", "not_found", f"the paths here are {', '.join(self._routes)}")
+        method, view = route
+        if environ["REQUEST_METHOD"] != method:
+            raise _Refused("405 Method Not Allowed", "method_not_allowed", f"use {method}", Allow=method)
+        return view(environ, router_id)
+
+    def _authenticate(self, environ: dict[str, Any]) -> str:
+        router_id = environ.get(_ID_VARIABLE, "")
+        scheme, _, token = environ.get("HTTP_AUTHORIZATION", "").partition(" ")
+        if scheme.lower() != "bearer" or not self._tokens().router(router_id, token):
+            peer = f"{environ.get('REMOTE_ADDR')}:{environ.get('REMOTE_PORT')}"
+            log.warning("wrong token", router=router_id[:64], peer=peer)
+            raise _Refused(
+                "401 Unauthorized",
+                "unauthorised",
+                "the token is missing or wrong, or belongs to another router: compare the router's token_file and "
+                "router_id with the control plane's fleet_tokens",
+                **{"WWW-Authenticate": "Bearer"},
+            )
+        return str(router_id)
+
+    def _table(self, environ: dict[str, Any], _router_id: str) -> tuple[str, list[tuple[str, str]], bytes]:
+        query = parse_qs(environ.get("QUERY_STRING", ""), max_num_fields=8)
+        generation = query.get("generation", [""])[-1]
+        try:
+            wait = float(query.get("wait", ["0"])[-1])
+        except ValueError:
+            wait = -1.0
+        if not 0 <= wait <= MAX_WAIT:
+            raise _Refused("400 Bad Request", "validation_failed", f"wait must be 0 to {MAX_WAIT:g} seconds")
+        body = self._publisher.wait(generation, wait)
+        if body is not None:
+            return "200 OK", [("Content-Type", "application/json"), ("Cache-Control", "no-store")], body
+        if not generation:
+            raise _Refused(
+                "503 Service Unavailable", "busy", "there is no route table yet: try again", **{"Retry-After": "1"}
+            )
+        return "304 Not Modified", [], b""
+
+    def _report(self, environ: dict[str, Any], router_id: str) -> tuple[str, list[tuple[str, str]], bytes]:
+        report: Report = self._decode(environ, self._reports, MAX_REPORT)
+        now = self._clock.monotonic()
+        key = (router_id, report.boot[:64])
+        if key not in self._seen:
+            self._seen = {(seen.router_id, seen.boot): seen for seen in self.current()[-MAX_SEEN:]}
+        self._seen[key] = RouterSeen(router_id, key[1], report.version[:64], report.generation[:64], now)
+        if not self._inbox.offer(RouterReported(router_id, report)):
+            raise _Refused("503 Service Unavailable", "busy", "try again later", **{"Retry-After": "1"})
+        return "204 No Content", [], b""
+
+    def _activate(self, environ: dict[str, Any], _router_id: str) -> tuple[str, list[tuple[str, str]], bytes]:
+        """Answers how the model is routed now. Loading a model on demand (DEM-02)
+        begins here: an event for the writer, and a wait for the model's next state."""
+        asked: Activate = self._decode(environ, self._activations, MAX_ACTIVATE)
+        answer = Activation(model=self._publisher.model(asked.model))
+        return "200 OK", [("Content-Type", "application/json")], encode(answer)
+
+    @staticmethod
+    def _decode(environ: dict[str, Any], decoder: Any, limit: int) -> Any:
+        length = int(environ.get("CONTENT_LENGTH") or 0)
+        if length > limit:
+            raise _Refused("413 Content Too Large", "body_too_large", f"the body may have {limit} bytes")
+        body = environ["wsgi.input"].read(length)
+        try:
+            return decoder.decode(body)
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise _Refused("400 Bad Request", "validation_failed", str(error)) from error

@@ -1,0 +1,295 @@
+"""The one writer: view -> plan -> check -> commit -> dispatch (sans-IO).
+
+A driver owns one ``Loop``, feeds it events in their order of arrival and carries the
+effects out in the order given. Whatever lives over time is decided here or in the
+machines of ``controlplane.fleet``; nothing is decided in the driver.
+"""
+
+import random
+from collections import deque
+from collections.abc import Generator, Mapping
+
+from controlplane.catalog.model import Catalog
+from controlplane.events import (
+    CatalogChanged,
+    Commit,
+    Committed,
+    Cordon,
+    CordonSet,
+    Effect,
+    EnrolmentChanged,
+    Event,
+    FrameReceived,
+    PublishRoutes,
+    RetryRequested,
+    RouterReported,
+    SessionClosed,
+    SessionOpened,
+)
+from controlplane.fleet import dispatch, nodes, replicas, sessions
+from controlplane.fleet.context import Fleet, Recent
+from controlplane.fleet.health import forgive
+from controlplane.planning.check import check, check_view
+from controlplane.planning.drains import MEMORY, Routers, RouterSeen
+from controlplane.planning.overlay import Overlay
+from controlplane.planning.plan import Action, Plan, decision
+from controlplane.planning.policy import LoopSettings
+from controlplane.planning.reconcile import overtaken, plan, wanted
+from controlplane.planning.view import FleetView, Settling
+from controlplane.planning.words import listing
+from controlplane.publish.routes import routes
+from llmgw.wire.routing import RoutedModel
+
+__all__ = ["Loop", "LoopSettings", "Recent"]
+
+WHOLE_CHECK = 60.0
+"""Seconds between two checks of the whole view."""
+
+
+class Loop:
+    """The control plane's writer.
+
+    ``view`` may be read between events, never changed. ``dirty`` says that a pass is
+    wanted now, ``next_wake`` when one is due without an event. ``recent`` holds the
+    last decisions and events, oldest first. ``epoch`` goes with commands.
+
+    ``boot`` names this process: it must differ from every earlier one's, because
+    command ids begin with it.
+    """
+
+    def __init__(
+        self,
+        settings: LoopSettings,
+        catalog: Catalog,
+        *,
+        enrolled: frozenset[str],
+        cordons: Mapping[str, Cordon],
+        rng: random.Random,
+        epoch: int,
+        boot: str,
+        version: str,
+        engine_secret: bytes | None,
+        now: float,
+    ) -> None:
+        view = FleetView(catalog=catalog, settling=Settling(started=now, steady_since=now))
+        self._fleet = Fleet(
+            view=view,
+            settings=settings,
+            rng=rng,
+            epoch=epoch,
+            boot=boot,
+            version=version,
+            engine_secret=engine_secret,
+            now=now,
+        )
+        self._cordons = dict(cordons)
+        self._published: tuple[tuple[RoutedModel, ...], bool] | None = None
+        self._last_pass = now
+        self._next_whole_check = now + WHOLE_CHECK
+        self.next_wake = now
+        nodes.enrol(self._fleet, enrolled, self._cordons, now)
+
+    @property
+    def view(self) -> FleetView:
+        """The fleet as known now."""
+        return self._fleet.view
+
+    @property
+    def dirty(self) -> bool:
+        """Whether a pass is wanted now."""
+        return self._fleet.dirty
+
+    @property
+    def epoch(self) -> int:
+        """Epoch of the commands sent from now on."""
+        return self._fleet.epoch
+
+    @property
+    def recent(self) -> deque[Recent]:
+        """The last decisions and events, oldest first."""
+        return self._fleet.recent
+
+    @property
+    def routers(self) -> Routers:
+        """The last report of each router process, by (router id, boot)."""
+        return self._fleet.routers
+
+    @property
+    def unknown_frames(self) -> int:
+        """Frames of kinds this build does not know, which were ignored."""
+        return self._fleet.unknown_frames
+
+    def handle(self, event: Event, now: float) -> list[Effect]:
+        """Take one event in. Cheap; may be called while a pass is under way (between
+        two of its yields). An event of a session that is no longer current, or of a
+        batch already dispatched, does nothing."""
+        fleet = self._fleet
+        fleet.now = now
+        match event:
+            case SessionOpened():
+                sessions.opened(fleet, event, now)
+            case FrameReceived():
+                sessions.received(fleet, event, now)
+            case SessionClosed():
+                sessions.closed(fleet, event.session, event.reason, now)
+            case Committed():
+                for action in fleet.batches.pop(event.batch, ()):
+                    dispatch.dispatch(fleet, action, now)
+            case CatalogChanged():
+                self._catalog_changed(event.catalog)
+            case EnrolmentChanged():
+                nodes.enrol(fleet, event.node_ids, self._cordons, now)
+            case CordonSet():
+                self._cordon(event)
+            case RouterReported():
+                self._reported(event, now)
+            case RetryRequested():
+                forgive(fleet, event.model)
+                fleet.note("retry", f"asked for by {event.actor}", model=event.model)
+        if fleet.routes_dirty and not fleet.view.settling.active:
+            self._publish()
+        return fleet.take()
+
+    def _catalog_changed(self, catalog: Catalog) -> None:
+        fleet = self._fleet
+        before = fleet.view.catalog.models
+        changed = sorted(
+            name for name in before.keys() | catalog.models.keys() if before.get(name) != catalog.models.get(name)
+        )
+        fleet.view.catalog = catalog
+        for name in changed:
+            forgive(fleet, name)
+        for name in [name for name in fleet.view.health if name not in catalog.models]:
+            del fleet.view.health[name]
+        for replica in fleet.view.replicas.values():
+            replica.stale = replicas.staleness(fleet.view, replica)
+        fleet.note("catalog", f"changed: {listing(changed, 10) or 'nothing'}", models=len(catalog.models))
+        fleet.touch()
+        fleet.routes_dirty = True
+
+    def _cordon(self, event: CordonSet) -> None:
+        if event.cordon is None:
+            self._cordons.pop(event.node_id, None)
+        else:
+            self._cordons[event.node_id] = event.cordon
+        node = self._fleet.view.nodes.get(event.node_id)
+        if node is not None:
+            nodes.cordon(self._fleet, node, event.cordon)
+
+    def _reported(self, event: RouterReported, now: float) -> None:
+        report = event.report
+        key = (event.router_id, report.boot)
+        known = self._fleet.routers.get(key)
+        if known is None or report.sequence > known.sequence:
+            loads = {load.id: load for load in report.endpoints}
+            self._fleet.routers[key] = RouterSeen(
+                event.router_id, report.boot, now, report.sequence, loads, report.version
+            )
+
+    def run_pass(self, now: float) -> Generator[None, None, list[Effect]]:
+        """One pass. Yields about every 5 ms of work; returns its effects, ``Commit``
+        among them. Run it to its end, one at a time. What it decided is dispatched by
+        ``handle(Committed(batch))``; events may be handled between two yields."""
+        fleet = self._fleet
+        fleet.now = now
+        fleet.dirty = False
+        self._time_passes(now)
+        effects = fleet.take()
+        decided = yield from plan(
+            fleet.view, Overlay(fleet.view), fleet.settings, routers=fleet.routers, now=now, rng=fleet.rng
+        )
+        fleet.now = max(fleet.now, now)
+        self._refusals(decided, now)
+        accepted = self._accept(decided)
+        for action in accepted:
+            dispatch.apply(fleet, action, now)
+        if accepted:
+            decisions = tuple(decision(action) for action in accepted)
+            for made in decisions:
+                fleet.record(made)
+            fleet.last_batch += 1
+            fleet.batches[fleet.last_batch] = tuple(accepted)
+            fleet.out.append(Commit(fleet.last_batch, decisions))
+        fleet.dirty = fleet.view.version != decided.version + len(accepted) or not decided.complete
+        self._publish()
+        self._last_pass = now
+        self.next_wake = self._wake(now)
+        return effects + fleet.take()
+
+    def _time_passes(self, now: float) -> None:
+        fleet = self._fleet
+        sessions.tick(fleet, now)
+        nodes.tick(fleet, now)
+        nodes.settle(fleet, now)
+        replicas.tick(fleet, now)
+        dispatch.tick(fleet, now)
+        for key in [key for key, router in fleet.routers.items() if now - router.at > 2 * MEMORY]:
+            del fleet.routers[key]
+        for health in fleet.view.health.values():
+            if health.backoff_until is not None and health.backoff_until <= now:
+                health.backoff_until = None
+        if now >= self._next_whole_check:
+            self._next_whole_check = now + WHOLE_CHECK
+            for violation in check_view(fleet.view):
+                fleet.note("invariant", violation.message, model=violation.model)
+
+    def _accept(self, decided: Plan) -> list[Action]:
+        """The actions that still hold and break nothing. A model whose actions would
+        break an invariant is quarantined; the others go on."""
+        fleet = self._fleet
+        moved = fleet.view.version != decided.version  # events came in between two slices
+        rejected = overtaken(fleet.view, decided.actions) if moved else set()
+        violations = check(decided, fleet.view)
+        if not violations and not rejected:
+            return decided.actions
+        for violation in violations:
+            if not moved and violation.model not in rejected:
+                health = fleet.health(violation.model)
+                health.quarantined = violation.message
+                fleet.note("quarantine", violation.message, model=violation.model)
+            rejected.add(violation.model)
+        fleet.touch()  # what changed while the plan was made is planned for at once
+        return [action for action in decided.actions if action.model not in rejected]
+
+    def _refusals(self, decided: Plan, now: float) -> None:
+        """Keep why a model was not placed; tell when the reason changes, or again after
+        ten minutes (REC-05)."""
+        fleet = self._fleet
+        for name in decided.fits | {name for name in fleet.view.health if wanted(fleet.view, name).lower == 0}:
+            health = fleet.view.health.get(name)
+            if health is not None:
+                health.refusal = health.refused_since = health.refused_version = health.refusal_noted = None
+        for name, refusal in decided.refused.items():
+            health = fleet.health(name)
+            if health.refusal is None or health.refusal.message != refusal.message:
+                health.refused_since = now
+                health.refusal_noted = None
+            health.refusal = refusal
+            health.refused_version = decided.version
+        for name, health in fleet.view.health.items():
+            if health.refusal is None:
+                continue
+            if health.refusal_noted is None or now - health.refusal_noted >= fleet.settings.repeat_refusal:
+                health.refusal_noted = now
+                fleet.note("no-placement", health.refusal.message, model=name, code=health.refusal.code)
+
+    def _publish(self) -> None:
+        fleet = self._fleet
+        fleet.routes_dirty = False
+        table = (routes(fleet.view, fleet.engine_secret), fleet.view.settling.active)
+        if table != self._published:
+            self._published = table
+            fleet.out.append(PublishRoutes(*table))
+
+    def _wake(self, now: float) -> float:
+        """When the next pass is due: the interval, or the first moment before it at
+        which time alone changes something."""
+        fleet = self._fleet
+        moments = [now + fleet.settings.interval]
+        for replica in fleet.view.replicas.values():
+            if replica.deadline is not None:
+                moments.append(replica.deadline)
+            if replica.state == "draining":
+                moments.append(now + 1.0)
+        moments += [health.backoff_until for health in fleet.view.health.values() if health.backoff_until is not None]
+        return min(moment for moment in moments if moment > now)

@@ -1,0 +1,185 @@
+"""Independent verification of a plan before anything of it happens.
+
+Shares no code with placement or the overlay: it counts again, from the view and the
+plan alone. A violation is a fault of ours; it rejects the actions of that model.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from controlplane.catalog.model import Profile
+from controlplane.planning.plan import Action, Drain, Place, Plan
+from controlplane.planning.view import FleetView, NodeView, ReplicaView
+from llmgw.wire.messages import ShardSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """A broken invariant and the model whose actions broke it."""
+
+    model: str
+    message: str
+
+
+@dataclass(slots=True)
+class _Use:
+    """What is held on one node, counted here."""
+
+    memory: int = 0
+    cores: float = 0.0
+    devices: dict[str, str] = field(default_factory=dict)
+    ports: dict[int, str] = field(default_factory=dict)
+
+
+def check(plan: Plan, view: FleetView) -> list[Violation]:
+    """Every invariant the plan's actions would break, in the order of the actions.
+
+    Cost: live shards + actions.
+    """
+    touched = {place.node_id for action in plan.actions if isinstance(action, Place) for place in action.shards}
+    use = {node_id: _Use() for node_id in touched}
+    alive: dict[str, int] = {}
+    for replica in view.replicas.values():
+        if _counted(replica):
+            alive[replica.model] = alive.get(replica.model, 0) + 1
+        for shard in replica.shards.values():
+            if shard.phase not in ("exited", "lost") and shard.node_id in use:
+                _hold(view, use[shard.node_id], replica.id, shard.spec)
+    found: list[Violation] = []
+    seen: set[str] = set()
+    for action in plan.actions:
+        messages = list(_action(action, view, use, alive))
+        if action.replica in seen:
+            messages.append(f"two actions on replica {action.replica} in one pass")
+        seen.add(action.replica)
+        found += [Violation(action.model, message) for message in messages]
+    return found
+
+
+def _hold(view: FleetView, use: _Use, replica_id: str, spec: ShardSpec) -> None:
+    profile = _profile(view, spec.model, spec.profile)
+    use.memory += (profile.memory_bytes if profile else spec.memory_bytes) or 0
+    use.cores += spec.cpu_cores or 0
+    use.ports.setdefault(spec.port, replica_id)
+    for uuid in spec.devices:
+        use.devices.setdefault(uuid, replica_id)
+
+
+def _profile(view: FleetView, model: str, profile: str) -> Profile | None:
+    found = view.catalog.models.get(model)
+    return next((p for p in found.profiles if p.name == profile), None) if found else None
+
+
+def _action(action: Action, view: FleetView, use: dict[str, _Use], alive: dict[str, int]) -> Iterable[str]:
+    if not action.reason:
+        yield f"replica {action.replica} without a reason"
+    if isinstance(action, Place):
+        yield from _place(action, view, use, alive)
+        return
+    replica = view.replicas.get(action.replica)
+    if replica is not None and _counted(replica) and not _outdated(view, replica):
+        alive[replica.model] -= 1
+    if replica is None:
+        yield f"replica {action.replica} does not exist"
+    elif replica.unwanted:
+        yield f"replica {action.replica} is already stopping"
+    elif isinstance(action, Drain) and replica.state != "ready":
+        yield f"replica {action.replica} is {replica.state}: only a ready one drains"
+    elif not isinstance(action, Drain) and replica.state == "ready":
+        yield f"replica {action.replica} is ready: it drains before it stops"
+    elif not isinstance(action, Drain) and replica.state == "draining" and _early(replica, action.figures):
+        yield f"replica {action.replica} began to drain just now"
+
+
+def _early(replica: ReplicaView, figures: dict[str, object]) -> bool:
+    """A drain ends by a witness or its deadline; both say how long it took."""
+    return replica.deadline is not None and "drained" not in figures
+
+
+def _place(action: Place, view: FleetView, use: dict[str, _Use], alive: dict[str, int]) -> Iterable[str]:
+    model = view.catalog.models.get(action.model)
+    profile = _profile(view, action.model, action.profile)
+    if model is None or profile is None:
+        yield f"model {action.model} has no profile {action.profile} in the catalog"
+        return
+    if view.settling.active:
+        yield "a replica is placed while the control plane settles"
+    if action.replica in view.replicas:
+        yield f"replica id {action.replica} is taken"
+    health = view.health.get(action.model)
+    if health is not None and (health.parked or health.quarantined):
+        yield f"model {action.model} is {'parked' if health.parked else 'quarantined'}"
+    alive[action.model] = alive.get(action.model, 0) + 1
+    gone = sum(_outdated(view, replica) for replica in view.replicas.values() if replica.model == action.model)
+    if alive[action.model] - gone > model.scaling.max:
+        yield f"model {action.model} would have {alive[action.model]} replicas; its max is {model.scaling.max}"
+    if not action.shards:
+        yield f"replica {action.replica} without a shard"
+    for place in action.shards:
+        node = view.nodes.get(place.node_id)
+        if node is None or node.inventory is None or not node.registered:
+            yield f"node {place.node_id} is not in session"
+            continue
+        if node.cordon is not None:
+            yield f"node {place.node_id} is cordoned"
+        if place.spec.replica_id != action.replica:
+            yield f"a spec of replica {place.spec.replica_id} in the placement of {action.replica}"
+        yield from _shard(node, place.spec, profile, use[place.node_id], action.replica)
+        _hold(view, use[place.node_id], action.replica, place.spec)
+
+
+def _outdated(view: FleetView, replica: ReplicaView) -> bool:
+    """Counted as alive but on its way out, because its profile left the catalog."""
+    return _counted(replica) and _profile(view, replica.model, replica.profile) is None
+
+
+def _counted(replica: ReplicaView) -> bool:
+    """Whether it is one of those that make up its model's number."""
+    going = replica.state in ("draining", "failed", "gone")
+    return not (going or replica.unwanted or replica.surplus)
+
+
+def _shard(node: NodeView, spec: ShardSpec, profile: Profile, use: _Use, replica_id: str) -> Iterable[str]:
+    inventory = node.inventory
+    if inventory is None:
+        return
+    if spec.port in use.ports:
+        yield f"port {spec.port} on {node.id} is held by {use.ports[spec.port]}"
+    ephemeral, span = inventory.ephemeral_ports, inventory.engine_ports
+    if ephemeral is not None and ephemeral.first <= spec.port <= ephemeral.last:
+        yield f"port {spec.port} on {node.id} is in the kernel's ephemeral range"
+    if span is not None and not span.first <= spec.port <= span.last:
+        yield f"port {spec.port} on {node.id} is outside {span.first}-{span.last}"
+    devices = {device.uuid: device for device in inventory.devices}
+    if len(set(spec.devices)) != profile.gpus:
+        yield f"{len(set(spec.devices))} devices for a profile of {profile.gpus}"
+    for uuid in spec.devices:
+        device = devices.get(uuid)
+        if device is None:
+            yield f"node {node.id} has no device {uuid}"
+        elif device.excluded or device.device_class != profile.gpu_class:
+            yield f"device {uuid} is excluded or of class {device.device_class}, not {profile.gpu_class}"
+        if uuid in use.devices:
+            yield f"device {uuid} is held by {use.devices[uuid]}"
+    memory, cores = profile.memory_bytes or 0, spec.cpu_cores or 0
+    if memory and inventory.memory_bytes is not None and use.memory + memory > inventory.memory_bytes:
+        yield f"{replica_id} takes node {node.id} to {use.memory + memory} of {inventory.memory_bytes} bytes"
+    if cores and inventory.cpu.count is not None and use.cores + cores > inventory.cpu.count + 1e-6:
+        yield f"{replica_id} takes node {node.id} to {use.cores + cores:g} of {inventory.cpu.count} cores"
+
+
+def check_view(view: FleetView) -> list[Violation]:
+    """Invariants of the whole view: one owner for each device and port. What agents
+    report can break them too (two engines on one device), so this only tells."""
+    owners: dict[tuple[str, str], str] = {}
+    found: list[Violation] = []
+    for replica in view.replicas.values():
+        for shard in replica.shards.values():
+            if shard.phase in ("exited", "lost"):
+                continue
+            for thing in (f"port {shard.spec.port}", *(f"device {uuid}" for uuid in shard.spec.devices)):
+                owner = owners.setdefault((shard.node_id, thing), replica.id)
+                if owner != replica.id:
+                    message = f"{thing} of node {shard.node_id} is held by {owner} and by {replica.id}"
+                    found.append(Violation(replica.model, message))
+    return found

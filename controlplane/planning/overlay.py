@@ -1,0 +1,70 @@
+"""Claims on every node: those of the view, and those a plan adds on top.
+
+Claims last until the exit of a shard is confirmed or its node is lost (PLC-13): a
+replica that is stopping still holds its port, memory and devices.
+"""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from controlplane.catalog.model import Catalog
+from controlplane.planning.view import FleetView, ReplicaView
+from llmgw.wire.messages import ShardSpec
+
+
+@dataclass(slots=True)
+class Claims:
+    """What is taken on one node. Devices and ports map to the replica that holds them."""
+
+    memory: int = 0
+    cores: float = 0.0
+    devices: dict[str, str] = field(default_factory=dict)
+    ports: dict[int, str] = field(default_factory=dict)
+    models: Counter[str] = field(default_factory=Counter)
+
+
+EMPTY = Claims()
+
+
+def claimed_memory(catalog: Catalog, spec: ShardSpec) -> int:
+    """Bytes a shard claims: what the catalog declares for its profile now (PLC-04),
+    else what its spec says; unknown claims nothing."""
+    model = catalog.models.get(spec.model)
+    for profile in model.profiles if model else ():
+        if profile.name == spec.profile:
+            return profile.memory_bytes or 0
+    return spec.memory_bytes or 0
+
+
+class Overlay:
+    """The claims a plan works on. Changing it changes no view."""
+
+    def __init__(self, view: FleetView) -> None:
+        self.catalog = view.catalog
+        self.nodes: dict[str, Claims] = {}
+        self.places: dict[str, list[str]] = {}
+        self.ids: set[str] = set(view.replicas)
+        for replica in view.replicas.values():
+            self.add_replica(replica)
+
+    def add_replica(self, replica: ReplicaView) -> None:
+        """Add the claims of the live shards of a replica."""
+        for shard in replica.shards.values():
+            if shard.live:
+                self.add(replica.id, shard.node_id, shard.spec)
+
+    def add(self, replica_id: str, node_id: str, spec: ShardSpec) -> None:
+        """Add the claims of one shard."""
+        self.ids.add(replica_id)
+        claims = self.nodes.setdefault(node_id, Claims())
+        claims.memory += claimed_memory(self.catalog, spec)
+        claims.cores += spec.cpu_cores or 0.0
+        claims.models[spec.model] += 1
+        claims.ports[spec.port] = replica_id
+        for uuid in spec.devices:
+            claims.devices[uuid] = replica_id
+        self.places.setdefault(spec.model, []).append(node_id)
+
+    def on(self, node_id: str) -> Claims:
+        """The claims on a node. Not to be changed."""
+        return self.nodes.get(node_id, EMPTY)

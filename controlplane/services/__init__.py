@@ -1,0 +1,1 @@
+"""What the admin API and the console can ask for and do. No HTTP, no tables."""

@@ -1,0 +1,124 @@
+"""Every setting of the control plane (declared once: see ``llmgw.runtime.settings``)."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from llmgw.runtime.logs import LEVELS
+from llmgw.runtime.settings import (
+    ADDRESS,
+    DURATION,
+    INTEGER,
+    PATH,
+    Fault,
+    Loaded,
+    Setting,
+    Settings,
+    SettingsError,
+    choice,
+)
+
+SETTINGS = Settings(
+    "controlplane",
+    (
+        Setting("state_dir", PATH, "/var/lib/llmgw/controlplane", "Directory of the store and the decision journal."),
+        Setting("catalog", PATH, "/etc/llmgw/catalog.yaml", "The catalog: a YAML file, or a directory of them."),
+        Setting(
+            "fleet_tokens",
+            PATH,
+            "/etc/llmgw/fleet-tokens.yaml",
+            "File (mode 0600) with the tokens of nodes and routers.",
+        ),
+        Setting("agents.listen", ADDRESS, "127.0.0.1:7001", "Where agents connect to. Loopback only."),
+        Setting(
+            "agents.heartbeat", DURATION, "10s", "How often an agent sends a heartbeat.", minimum=0.05, maximum=300
+        ),
+        Setting(
+            "agents.silence",
+            DURATION,
+            "30s",
+            "A session is closed when nothing was heard for this long.",
+            minimum=0.1,
+            maximum=3600,
+        ),
+        Setting(
+            "agents.hello", DURATION, "10s", "Time a new connection has until its hello is complete.", minimum=0.05
+        ),
+        Setting(
+            "agents.max_pending",
+            INTEGER,
+            256,
+            "Connections that have not said hello yet; more are turned away.",
+            minimum=1,
+        ),
+        Setting("routers.listen", ADDRESS, "127.0.0.1:7002", "Where routers fetch their table. Loopback only."),
+        Setting("admin.listen", ADDRESS, "127.0.0.1:7000", "Where the admin API answers. Loopback only."),
+        Setting("log.level", choice(*LEVELS), "info", "Least level that is logged; changes live on SIGHUP."),
+        Setting("log.format", choice("text", "json"), "text", "Log lines for people or for collectors."),
+        Setting("loop.interval", DURATION, "5s", "Longest time between two passes.", minimum=0.01, maximum=300),
+        Setting("nodes.unreachable_after", DURATION, "30s", "Silence after which a node gets nothing new."),
+        Setting("nodes.lost_after", DURATION, "5m", "Silence after which a node's replicas are rebuilt elsewhere."),
+        Setting(
+            "settling.steady", DURATION, "40s", "After a start, nothing is placed until the node count held this long."
+        ),
+        Setting("settling.limit", DURATION, "90s", "Settling ends after this time at the latest."),
+        Setting("drain.grace", DURATION, "5m", "Time a draining replica has to finish its requests."),
+        Setting("stop.grace", DURATION, "10s", "Time between SIGTERM and SIGKILL for an engine.", minimum=0),
+        Setting("backoff.first", DURATION, "5s", "Wait after a model's first failed start.", minimum=0.01),
+        Setting("backoff.limit", DURATION, "5m", "Longest wait between a model's starts.", minimum=0.01),
+        Setting("parking.failures", INTEGER, 5, "Failed starts in a row after which a model is parked.", minimum=1),
+        Setting(
+            "store.timeout", DURATION, "5s", "Longest wait for the store by a change that people ask for.", minimum=0.1
+        ),
+        Setting(
+            "journal.max_bytes",
+            INTEGER,
+            64 * 1024 * 1024,
+            "Size at which the decision journal is rotated; four older files are kept.",
+            unit="bytes",
+            minimum=4096,
+        ),
+    ),
+)
+
+LISTENERS = ("agents.listen", "routers.listen", "admin.listen")
+
+_ORDERED = (
+    ("agents.heartbeat", "agents.silence"),
+    ("nodes.unreachable_after", "nodes.lost_after"),
+    ("settling.steady", "settling.limit"),
+    ("backoff.first", "backoff.limit"),
+)
+
+
+def load(
+    file: Path | None, environment: Mapping[str, str] | None = None, flags: Mapping[str, Any] | None = None
+) -> Loaded:
+    """Settings of this process, checked each and against each other.
+
+    Raises ``SettingsError`` with all faults.
+    """
+    loaded = SETTINGS.load(file, environment, flags)
+    faults = [
+        Fault(
+            name,
+            f"{loaded[name]} can be reached from other machines, which is refused until connections there "
+            "are authenticated by certificates: use a loopback address such as 127.0.0.1 or [::1]",
+        )
+        for name in LISTENERS
+        if not loaded[name].loopback
+    ]
+    faults += [
+        Fault(low, f"must be less than {high} ({loaded[low]:g} s is not less than {loaded[high]:g} s)")
+        for low, high in _ORDERED
+        if loaded[low] >= loaded[high]
+    ]
+    taken: dict[Any, str] = {}
+    for name in LISTENERS:
+        address = loaded[name]
+        if address.port and address in taken:
+            faults.append(Fault(name, f"{address} is the address of {taken[address]} too: give each its own port"))
+        taken.setdefault(address, name)
+    if faults:
+        raise SettingsError(str(file) if file else "controlplane settings", faults)
+    return loaded

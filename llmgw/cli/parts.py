@@ -1,0 +1,68 @@
+"""Commands that become a part: the process is replaced, nothing of the command stays."""
+
+import importlib.util
+import os
+import sys
+from pathlib import Path
+
+import click
+
+_PASS_ON = {"ignore_unknown_options": True, "allow_extra_args": True}
+
+
+def _become(module: str, needs: str, extra: str, arguments: list[str]) -> None:
+    """Replace this process by ``python -m module``."""
+    if importlib.util.find_spec(needs) is None:
+        raise click.ClickException(
+            f"this part is not installed here ({needs} is missing): run pip install 'llmgw[{extra}]'"
+        )
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # -P: the directory one happens to be in is no place to import code from.
+    os.execv(sys.executable, [sys.executable, "-P", "-m", module, *arguments])  # noqa: S606 - no shell is wanted
+
+
+def _with_config(config: Path | None, rest: list[str]) -> list[str]:
+    return [*(["--config", str(config)] if config else []), *rest]
+
+
+_config = click.option("--config", type=click.Path(path_type=Path), metavar="FILE", help="Settings file.")
+
+
+@click.command(
+    context_settings=_PASS_ON,
+    epilog="\b\nExample:\n  llmgw server --config /etc/llmgw/controlplane.yaml\n"
+    "  llmgw server --config controlplane.yaml --check",
+)
+@_config
+@click.pass_context
+def server(context: click.Context, config: Path | None) -> None:
+    """Run the control plane. Other options go to it, such as --check."""
+    _become("controlplane.main", "flask_smorest", "controlplane", _with_config(config, context.args))
+
+
+@click.command(context_settings=_PASS_ON, epilog="\b\nExample:\n  llmgw router --config /etc/llmgw/router.yaml")
+@_config
+@click.pass_context
+def router(context: click.Context, config: Path | None) -> None:
+    """Run the router, the address clients use. Other options go to it."""
+    _become("router.main", "gunicorn", "router", _with_config(config, context.args))
+
+
+@click.command(context_settings=_PASS_ON, epilog="\b\nExample:\n  llmgw agent --config /etc/llmgw/agent.yaml")
+@_config
+@click.pass_context
+def agent(context: click.Context, config: Path | None) -> None:
+    """Run the agent of this node. Other options go to it."""
+    _become("agent.main", "psutil", "agent", _with_config(config, context.args))
+
+
+@click.command(
+    "sim-engine",
+    context_settings={**_PASS_ON, "help_option_names": []},
+    epilog="\b\nExample:\n  llmgw sim-engine --port 9000",
+)
+@click.pass_context
+def sim_engine(context: click.Context) -> None:
+    """Run the simulated engine. All options go to it; --help lists them."""
+    _become("llmgw.sim.engine", "gevent", "agent", context.args)

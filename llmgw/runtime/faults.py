@@ -1,0 +1,32 @@
+"""What a person got wrong: every fault at once, each with its place and the remedy."""
+
+import difflib
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One thing wrong: where, what, and what to do about it."""
+
+    path: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.message}" if self.path else self.message
+
+
+class SettingsError(Exception):
+    """All faults of a settings source together."""
+
+    def __init__(self, source: str, faults: list[Fault]) -> None:
+        self.source = source
+        self.faults = faults
+        lines = "\n".join(f"  {fault}" for fault in faults)
+        super().__init__(f"{source}: {len(faults)} fault{'s' if len(faults) != 1 else ''}\n{lines}")
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """``; did you mean X?`` for the nearest known name, else nothing."""
+    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
+    return f"; did you mean {near[0]}?" if near else ""

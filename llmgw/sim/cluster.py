@@ -1,0 +1,204 @@
+"""The simulated site: hosts with agents, a control plane, routers, a network.
+
+Holds what exists and offers the verbs that faults and people use. After a crash it
+starts the process again, as a service manager does.
+"""
+
+import random
+
+from controlplane import events
+from controlplane.catalog.model import Catalog
+from controlplane.listeners.tokens import FleetTokens
+from llmgw.runtime.settings import Address
+from llmgw.sim.agent_process import AgentProcess
+from llmgw.sim.control_process import AGENTS, ControlProcess, Durable
+from llmgw.sim.control_process import HOST as CONTROL
+from llmgw.sim.host import Host, Temper
+from llmgw.sim.invariants import Monitor
+from llmgw.sim.network import Network
+from llmgw.sim.router_process import RouterProcess
+from llmgw.sim.scenario import NodePlan, Scenario, catalog_of
+from llmgw.sim.world import HostClock, World
+
+
+class Cluster:
+    """See the module."""
+
+    def __init__(self, world: World, scenario: Scenario) -> None:
+        self.world = world
+        self.scenario = scenario
+        self.network = Network(world)
+        self.rng: random.Random = world.rng("cluster")
+        self.settings = scenario.settings
+        self.spare = list(scenario.spare)
+        self.plans: dict[str, NodePlan] = {plan.name: plan for plan in scenario.nodes}
+        self.hosts = {
+            plan.name: Host(world, plan.name, plan.memory, plan.cores, plan.devices) for plan in scenario.nodes
+        }
+        tokens = FleetTokens(
+            {name: f"token-of-node-{name}" for name in self.hosts},
+            {name: f"token-of-router-{name}" for name in scenario.routers},
+        )
+        self.durable = Durable(scenario.catalog, tokens)
+        self.monitor = Monitor(world, self.durable, self.hosts)
+        self.clock = HostClock(world, self.rng.uniform(10.0, 1e6), self.rng.uniform(0.99, 1.01))
+        self.excluded: dict[str, dict[str, str]] = {name: {} for name in self.hosts}
+        self.agents: dict[str, AgentProcess] = {}
+        self.routers: dict[str, RouterProcess] = {}
+        self.down: set[str] = set()
+        """Hosts that are off."""
+        self._generation = 0
+        self.control = self._new_control()
+        for name in self.hosts:
+            self.start_agent(name)
+        for name in scenario.routers:
+            self.start_router(name)
+        world.after_step = self.monitor.after_step
+
+    # ------------------------------------------------------------ control plane
+
+    def _new_control(self) -> ControlProcess:
+        control = ControlProcess(self.world, self.network, self.clock, self.durable, self.settings)
+        control.on_death = lambda: self.control_ended(1.0)
+        control.start()
+        return control
+
+    def control_ended(self, delay: float) -> None:
+        """It is gone; the service manager starts it again."""
+        self.world.after(delay, self._control_again)
+
+    def _control_again(self) -> None:
+        if not self.control.alive:
+            self.control = self._new_control()
+
+    def crash_control(self, delay: float, *, graceful: bool) -> None:
+        """End the control plane; it comes back ``delay`` seconds after its end."""
+        control = self.control
+        control.on_death = lambda: self.control_ended(delay)
+        if graceful and control.up:
+            control.run(control.shut_down)
+        else:
+            control.end()
+
+    def tell(self, event: events.Event) -> None:
+        """A person or a file tells the control plane that runs now."""
+        self.control.run(self.control.put, event)
+
+    def set_catalog(self, catalog: Catalog) -> None:
+        """The catalog file changed, and was read."""
+        self.durable.catalog = catalog
+        self.tell(events.CatalogChanged(catalog))
+
+    def change_model(self, name: str, model: object) -> None:
+        """Replace one model, or take it out (``None``)."""
+        models = dict(self.durable.catalog.models)
+        if model is None:
+            del models[name]
+        else:
+            models[name] = model  # type: ignore[assignment]
+        self.set_catalog(catalog_of(list(models.values())))
+
+    def set_cordon(self, node: str, cordon: events.Cordon | None) -> None:
+        """A person cordons or uncordons: first in the store, then told."""
+        if cordon is None:
+            self.durable.cordons.pop(node, None)
+        else:
+            self.durable.cordons[node] = cordon
+        self.tell(events.CordonSet(node, cordon))
+
+    # ------------------------------------------------------------ agents
+
+    def start_agent(self, name: str) -> None:
+        """Start a node's agent, if its host is on and none runs."""
+        current = self.agents.get(name)
+        if name in self.down or (current is not None and current.alive):
+            return
+        self._generation += 1
+        host, _, port = AGENTS.rpartition(":")
+        agent = AgentProcess(
+            self.hosts[name],
+            self.network,
+            (Address(host, int(port)),),
+            self.durable.tokens.nodes[name],
+            self.plans[name].ports,
+            self._generation,
+        )
+        agent.node.excluded = self.excluded[name]
+        agent.on_accepted = self.monitor.accepted
+        agent.on_death = lambda: self._agent_ended(name, 1.0)
+        self.agents[name] = agent
+        agent.start()
+
+    def _agent_ended(self, name: str, delay: float) -> None:
+        self.world.after(delay, self.start_agent, name)
+
+    def crash_agent(self, name: str, delay: float, *, graceful: bool) -> None:
+        """End an agent; it comes back ``delay`` seconds after its end."""
+        agent = self.agents[name]
+        agent.on_death = lambda: self._agent_ended(name, delay)
+        if graceful:
+            agent.run(agent.shut_down)
+        else:
+            agent.end(graceful=False)
+
+    def reboot(self, name: str, seconds: float) -> None:
+        """A host goes down without a word and is back later."""
+        self.down.add(name)
+        for connection in self.network.live(name):
+            connection.drop(None)
+        agent = self.agents[name]
+        agent.power_off()
+        self.hosts[name].reboot()
+        self.world.after(seconds, self._booted, name)
+
+    def _booted(self, name: str) -> None:
+        self.down.discard(name)
+        self.start_agent(name)
+
+    # ------------------------------------------------------------ routers
+
+    def start_router(self, name: str) -> None:
+        """Start a router process, with the table of the one before."""
+        self._generation += 1
+        before = self.routers.get(name)
+        self.routers[name] = RouterProcess(
+            self.world,
+            self.network,
+            name,
+            self.durable.tokens.routers[name],
+            lambda: self.control,
+            self.hosts,
+            self._generation,
+            before.table if before is not None else None,
+        )
+        self.routers[name].start()
+
+    def restart_router(self, name: str, delay: float) -> None:
+        """End a router; it comes back later."""
+        self.routers[name].kill()
+        self.world.after(delay, self.start_router, name)
+
+    # ------------------------------------------------------------ peace
+
+    def calm(self) -> None:
+        """Faults stop: what is broken is mended, what is paused goes on, what is down
+        comes back. People look at what is parked and ask for another try."""
+        self.network.heal()
+        self.durable.journal_delay = 0.0
+        for name, host in self.hosts.items():
+            host.calm = True
+            host.temper = Temper(ignore_first_term=0.0)
+            host.disk.failing = False
+            host.disk.slow = 0.0
+            self.excluded[name].clear()
+        for process in (self.control, *self.agents.values(), *self.routers.values()):
+            process.fuse = None
+            if process.paused:
+                process.resume()
+        for agent in self.agents.values():
+            if agent.alive:
+                agent.run(agent.read_inventory)
+
+    def hosts_reachable(self) -> list[str]:
+        """Names of hosts that a partition may cut off."""
+        return [*self.hosts, *self.routers, CONTROL]

@@ -1,0 +1,343 @@
+"""Faults, each with a weight and a name that the summary counts.
+
+One is drawn at a time, at exponential intervals. ``Storm.stop`` ends the injection;
+``Cluster.calm`` mends what is broken.
+"""
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+
+from controlplane.catalog.model import Scaling
+from controlplane.events import Cordon
+from llmgw.sim.cluster import Cluster
+from llmgw.sim.control_process import AGENTS, HOST
+from llmgw.sim.host import Temper
+from llmgw.sim.network import Connection
+from llmgw.sim.scenario import with_args
+from llmgw.sim.world import Process
+
+LONGEST_PAUSE = 60.0
+
+
+class Storm:
+    """Injects faults into a cluster until told to stop."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.rng: random.Random = cluster.world.rng("faults")
+        self.on = True
+        table: tuple[tuple[float, Callable[[], None]], ...] = (
+            (4, self.reset),
+            (3, self.half_open),
+            (3, self.stall),
+            (1, self.refuse),
+            (3, self.partition),
+            (1, self.router_partition),
+            (4, self.agent_crash),
+            (4, self.agent_crash_between_effects),
+            (1, self.agent_stop),
+            (3, self.agent_pause),
+            (1.5, self.host_reboot),
+            (4, self.engine_crash),
+            (3, self.temper),
+            (2, self.stranger),
+            (1, self.disk),
+            (1, self.device),
+            (3, self.control_crash),
+            (3, self.control_crash_between_effects),
+            (1, self.control_stop),
+            (2, self.control_pause),
+            (1, self.store_restored),
+            (1, self.slow_journal),
+            (1, self.router_restart),
+            (4, self.scale),
+            (2, self.add_or_remove_model),
+            (1.5, self.change_profile),
+            (2, self.cordon),
+        )
+        self._weights = [weight for weight, _ in table]
+        self._kinds = [kind for _, kind in table]
+
+    def start(self) -> None:
+        """Begin, after the fleet had some time to come up."""
+        self.cluster.world.after(self.rng.uniform(0.0, 60.0), self._strike)
+
+    def stop(self) -> None:
+        """No more faults."""
+        self.on = False
+
+    def _strike(self) -> None:
+        if not self.on:
+            return
+        (kind,) = self.rng.choices(self._kinds, self._weights)
+        kind()
+        pause = self.cluster.scenario.pause
+        # Trouble comes in crowds: now and then at once.
+        delay = self.rng.uniform(0.0, 0.5) if self.rng.random() < 0.2 else self.rng.expovariate(1 / pause)
+        self.cluster.world.after(delay, self._strike)
+
+    def _tell(self, kind: str, actor: str, text: str = "") -> None:
+        self.cluster.world.fault(kind, actor, text)
+
+    def _node(self) -> str:
+        return self.rng.choice(list(self.cluster.hosts))
+
+    def _while(self, seconds: float, undo: Callable[[], None]) -> None:
+        self.cluster.world.after(seconds, undo)
+
+    # ------------------------------------------------------------ network
+
+    def reset(self) -> None:
+        """A connection is reset; what was under way is lost."""
+        for connection in self._one_connection():
+            self._tell("connection-reset", connection.client.host)
+            connection.break_off()
+
+    def half_open(self) -> None:
+        """One side, or none, notices that the connection is dead."""
+        for connection in self._one_connection():
+            told = self.rng.choice((connection.client, connection.server, None))
+            self._tell("half-open", connection.client.host, f"told: {told.host if told else 'nobody'}")
+            connection.drop(told)
+
+    def stall(self) -> None:
+        """Nothing gets through for a while."""
+        for connection in self._one_connection():
+            seconds = self.rng.uniform(0.5, 45.0)
+            self._tell("stall", connection.client.host, f"for {seconds:.1f} s")
+            connection.hold(seconds)
+
+    def _one_connection(self) -> list[Connection]:
+        live = self.cluster.network.live(HOST)
+        return [self.rng.choice(live)] if live else []
+
+    def refuse(self) -> None:
+        """The control plane's port turns connections away."""
+        seconds = self.rng.uniform(1.0, 60.0)
+        self._tell("connect-refused", HOST, f"for {seconds:.1f} s")
+        self.cluster.network.refuse(AGENTS, seconds)
+
+    def partition(self) -> None:
+        """A node cannot reach the control plane; sometimes long enough to be lost."""
+        node = self._node()
+        seconds = self.rng.choice((self.rng.uniform(1.0, 40.0), self.rng.uniform(40.0, 400.0)))
+        self._tell("partition", node, f"for {seconds:.1f} s")
+        self.cluster.network.block(node, HOST)
+        self._while(seconds, lambda: self.cluster.network.unblock(node, HOST))
+
+    def router_partition(self) -> None:
+        """A router cannot reach the control plane."""
+        router = self.rng.choice(list(self.cluster.routers))
+        seconds = self.rng.uniform(1.0, 120.0)
+        self._tell("router-partition", router, f"for {seconds:.1f} s")
+        self.cluster.network.block(router, HOST)
+        self._while(seconds, lambda: self.cluster.network.unblock(router, HOST))
+
+    # ------------------------------------------------------------ agents and hosts
+
+    def agent_crash(self) -> None:
+        """SIGKILL to an agent."""
+        node = self._node()
+        if self.cluster.agents[node].alive:
+            delay = self.rng.choice((self.rng.uniform(0.1, 3.0), self.rng.uniform(3.0, 90.0)))
+            self._tell("agent-crash", node, f"back in {delay:.1f} s")
+            self.cluster.crash_agent(node, delay, graceful=False)
+
+    def agent_crash_between_effects(self) -> None:
+        """An agent will die between two effects, soon."""
+        node = self._node()
+        self.cluster.agents[node].fuse = self.rng.randint(0, 25)
+        self._tell("agent-crash-between-effects", node, f"after {self.cluster.agents[node].fuse} effects")
+
+    def agent_stop(self) -> None:
+        """The agent is stopped, as for an upgrade, and started again."""
+        node = self._node()
+        if self.cluster.agents[node].alive:
+            self._tell("agent-stop", node)
+            self.cluster.crash_agent(node, self.rng.uniform(0.5, 20.0), graceful=True)
+
+    def agent_pause(self) -> None:
+        """SIGSTOP, then SIGCONT."""
+        self._pause("agent-pause", self.cluster.agents[self._node()])
+
+    def _pause(self, kind: str, process: Process) -> None:
+        if not process.alive or process.paused:
+            return
+        seconds = self.rng.uniform(0.5, LONGEST_PAUSE)
+        self._tell(kind, process.name, f"for {seconds:.1f} s")
+        process.pause()
+        self._while(seconds, lambda: process.resume() if process.paused else None)
+
+    def host_reboot(self) -> None:
+        """Power loss: every process is gone, the disk stays."""
+        node = self._node()
+        if node not in self.cluster.down:
+            seconds = self.rng.choice((self.rng.uniform(10.0, 60.0), self.rng.uniform(60.0, 400.0)))
+            self._tell("host-reboot", node, f"for {seconds:.1f} s")
+            self.cluster.reboot(node, seconds)
+
+    def engine_crash(self) -> None:
+        """An engine ends by itself."""
+        host = self.cluster.hosts[self._node()]
+        engines = host.engines()
+        if engines:
+            proc = self.rng.choice(engines)
+            self._tell("engine-crash", host.name, str(proc))
+            host.crash(proc, self.rng.choice((0, 1, -6, -9, -11)))
+
+    def temper(self) -> None:
+        """Engines that start from now on behave in another way."""
+        host = self.cluster.hosts[self._node()]
+        kind = self.rng.choice(("crash", "slow-start", "hang-on-term", "slow-exit", "linger", "launch-fails", "good"))
+        self._tell(f"engines-{kind}", host.name)
+        host.temper = {
+            "crash": Temper(crash=0.7, crash_after=self.rng.choice((1.0, 30.0, 120.0))),
+            "slow-start": Temper(slow_load=0.7),
+            "hang-on-term": Temper(ignore_first_term=0.5, ignore_terms=0.4),
+            "slow-exit": Temper(slow_exit=0.8),
+            "linger": Temper(ignore_terms=0.6, linger=0.6, helper=0.5),
+            "launch-fails": Temper(launch_fails=0.5),
+            "good": Temper(),
+        }[kind]
+
+    def stranger(self) -> None:
+        """Somebody else's process takes a port of the range."""
+        name = self._node()
+        span = self.cluster.plans[name].ports
+        port = self.rng.randint(span.first, min(span.last, span.first + 3))
+        self._tell("stray-port", name, f"port {port}")
+        self.cluster.hosts[name].stranger(port, self.rng.uniform(5.0, 200.0))
+
+    def disk(self) -> None:
+        """The agent's disk is full or slow for a while."""
+        disk = self.cluster.hosts[self._node()].disk
+        if self.rng.random() < 0.5:
+            self._tell("disk-full", "disk")
+            disk.failing = True
+        else:
+            self._tell("disk-slow", "disk")
+            disk.slow = self.rng.uniform(0.1, 5.0)
+
+        def mend() -> None:
+            disk.failing, disk.slow = False, 0.0
+
+        self._while(self.rng.uniform(1.0, 60.0), mend)
+
+    def device(self) -> None:
+        """A GPU becomes unusable, or well again."""
+        name = self._node()
+        host, excluded = self.cluster.hosts[name], self.cluster.excluded[name]
+        if not host.devices:
+            return
+        uuid = self.rng.choice(host.devices)
+        if excluded.pop(uuid, None) is None:
+            excluded[uuid] = "uncorrectable ECC errors"
+        self._tell("device-health", name, f"{uuid} {excluded.get(uuid, 'well')}")
+        agent = self.cluster.agents[name]
+        if agent.alive and agent.agent.machine.booted:
+            agent.run(agent.read_inventory)
+
+    # ------------------------------------------------------------ control plane and routers
+
+    def _delay(self) -> float:
+        return self.rng.choice((self.rng.uniform(0.2, 5.0), self.rng.uniform(5.0, 120.0)))
+
+    def control_crash(self) -> None:
+        """SIGKILL to the control plane."""
+        if self.cluster.control.alive:
+            delay = self._delay()
+            self._tell("control-crash", HOST, f"back in {delay:.1f} s")
+            self.cluster.crash_control(delay, graceful=False)
+
+    def control_crash_between_effects(self) -> None:
+        """The control plane will die between two effects, soon."""
+        self.cluster.control.fuse = self.rng.randint(0, 25)
+        self._tell("control-crash-between-effects", HOST, f"after {self.cluster.control.fuse} effects")
+
+    def control_stop(self) -> None:
+        """The control plane is stopped with a goodbye and started again."""
+        if self.cluster.control.up:
+            self._tell("control-stop", HOST)
+            self.cluster.crash_control(self._delay(), graceful=True)
+
+    def control_pause(self) -> None:
+        """SIGSTOP, then SIGCONT."""
+        self._pause("control-pause", self.cluster.control)
+
+    def store_restored(self) -> None:
+        """The control plane comes back with an old store: a lower epoch."""
+        if self.cluster.control.alive:
+            durable = self.cluster.durable
+            old = max(0, durable.epoch - self.rng.randint(1, 4))
+            self._tell("store-restored", HOST, f"epoch {durable.epoch} -> {old}")
+            self.cluster.crash_control(self._delay(), graceful=False)
+            durable.epoch = old
+
+    def slow_journal(self) -> None:
+        """Commits take their time."""
+        durable = self.cluster.durable
+        durable.journal_delay = self.rng.uniform(0.2, 20.0)
+        self._tell("slow-journal", HOST, f"up to {durable.journal_delay:.1f} s")
+
+        def mend() -> None:
+            durable.journal_delay = 0.0
+
+        self._while(self.rng.uniform(5.0, 90.0), mend)
+
+    def router_restart(self) -> None:
+        """A router process ends and is replaced."""
+        router = self.rng.choice(list(self.cluster.routers))
+        if self.cluster.routers[router].alive:
+            self._tell("router-restart", router)
+            self.cluster.restart_router(router, self.rng.uniform(0.5, 20.0))
+
+    # ------------------------------------------------------------ people
+
+    def scale(self) -> None:
+        """A person changes how many replicas a model has."""
+        models = list(self.cluster.durable.catalog.models.values())
+        if models:
+            model = self.rng.choice(models)
+            least = self.rng.choice((0, 0, 1, 1, 2, 3))
+            scaling = Scaling(least, least + self.rng.choice((0, 0, 1)))
+            self._tell("scale", "person", f"{model.name} to {scaling.min}..{scaling.max}")
+            self.cluster.change_model(model.name, replace(model, scaling=scaling))
+
+    def add_or_remove_model(self) -> None:
+        """A person adds a model, or takes one out."""
+        spare, models = self.cluster.spare, self.cluster.durable.catalog.models
+        if spare and self.rng.random() < 0.6:
+            model = spare.pop()
+            self._tell("add-model", "person", model.name)
+            self.cluster.change_model(model.name, model)
+        elif models:
+            model = self.rng.choice(list(models.values()))
+            spare.append(model)
+            self._tell("remove-model", "person", model.name)
+            self.cluster.change_model(model.name, None)
+
+    def change_profile(self) -> None:
+        """A person changes a profile's arguments, or takes a profile out or puts it back."""
+        models = list(self.cluster.durable.catalog.models.values())
+        if not models:
+            return
+        model = self.rng.choice(models)
+        first, *others = model.profiles
+        if others and self.rng.random() < 0.5:
+            self._tell("remove-profile", "person", f"{first.name} of {model.name}")
+            profiles = tuple(others)
+        else:
+            self._tell("change-profile", "person", f"{first.name} of {model.name}")
+            profiles = (with_args(first, (f"--draw={self.rng.randint(0, 99)}",)), *others)
+        self.cluster.change_model(model.name, replace(model, profiles=profiles))
+
+    def cordon(self) -> None:
+        """A person cordons a node, or uncordons it."""
+        node = self._node()
+        if node in self.cluster.durable.cordons:
+            self._tell("uncordon", node)
+            self.cluster.set_cordon(node, None)
+        else:
+            self._tell("cordon", node)
+            self.cluster.set_cordon(node, Cordon("maintenance", "ops", "2027-01-01T00:00:00+00:00"))

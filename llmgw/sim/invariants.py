@@ -1,0 +1,109 @@
+"""What must hold after every step, by the truth of the process tables.
+
+Nobody's view is asked: neither the control plane's nor an agent's.
+"""
+
+from collections import Counter
+
+from llmgw.sim.control_process import Durable
+from llmgw.sim.host import Host, Proc
+from llmgw.sim.world import Violation, World
+
+DECIDED = frozenset({"stop"})
+"""Kinds of decisions that say that a replica ends."""
+
+TOLERANCE = 6.0
+"""Seconds an agent may take to notice that an engine became ready."""
+
+
+class Monitor:
+    """Watches hosts, signals and accepted commands."""
+
+    def __init__(self, world: World, durable: Durable, hosts: dict[str, Host]) -> None:
+        self._world = world
+        self._durable = durable
+        self._hosts = hosts
+        self._epochs: dict[str, int] = {}
+        for host in hosts.values():
+            host.on_signal = self._signalled
+
+    def after_step(self) -> None:
+        """Check what the step may have broken."""
+        changed = False
+        for host in self._hosts.values():
+            if host.dirty:
+                host.dirty = False
+                changed = True
+                self._check_host(host)
+        if changed:
+            self._check_fleet()
+
+    def accepted(self, node: str, epoch: int) -> None:
+        """A node took a command of that epoch (AGT-04)."""
+        highest = self._epochs.get(node, 0)
+        if epoch < highest:
+            raise Violation("epoch", f"node {node} took a command of epoch {epoch} after one of {highest}")
+        self._epochs[node] = epoch
+
+    # ------------------------------------------------------------ processes
+
+    def _check_host(self, host: Host) -> None:
+        engines = host.engines()
+        owners: dict[object, Proc] = {}
+        memory, cores = 0, 0.0
+        for proc in engines:
+            spec = proc.spec
+            if spec is None:
+                continue
+            memory += spec.memory_bytes or 0
+            cores += spec.cpu_cores or 0.0
+            for thing in (spec.port, *spec.devices):
+                owner = owners.setdefault(thing, proc)
+                if owner is not proc:
+                    kind = "port" if isinstance(thing, int) else "device"
+                    raise Violation(f"one-owner-{kind}", f"{kind} {thing} of {host.name}: {owner} and {proc} live")
+        if memory > host.memory:
+            raise Violation("claims", f"live engines of {host.name} claim {memory} of {host.memory} bytes")
+        if cores > host.cores:
+            raise Violation("claims", f"live engines of {host.name} claim {cores:g} of {host.cores} cores")
+
+    def _check_fleet(self) -> None:
+        shards = Counter(
+            (proc.key.replica_id, proc.key.rank)
+            for host in self._hosts.values()
+            for proc in host.engines()
+            if proc.key is not None
+        )
+        for (replica, rank), count in shards.items():
+            if count > 1:
+                raise Violation("one-process", f"{count} engines live for rank {rank} of replica {replica}")
+
+    # ------------------------------------------------------------ endings
+
+    def _signalled(self, host: Host, proc: Proc, signal: str, why: str) -> None:
+        """No engine ends without a decision: of the control plane, in the journal
+        before the signal; or of its agent, because it was not ready in time."""
+        if proc.key is None:
+            raise Violation("stranger", f"{proc} on {host.name} was sent SIG{signal} ({why})")
+        main = next((other for other in host.of(proc.key) if other.main), None)
+        if main is None or main.dying or main.signalled or main.spec is None:
+            return
+        if self._decided(proc.key.replica_id):
+            return
+        ready = main.ready_since
+        too_late = host.age(main) >= main.spec.startup_timeout - 1.0
+        if too_late and (ready is None or self._world.now - ready < TOLERANCE):
+            return
+        state = "starting" if ready is None else f"ready for {self._world.now - ready:.1f} s"
+        raise Violation(
+            "no-decision", f"{proc} on {host.name} ({state}) was sent SIG{signal} ({why}) and no decision says so"
+        )
+
+    def _decided(self, replica: str) -> bool:
+        """Whether the journal holds a decision, with a reason, that ends the replica."""
+        ids = [replica, *(f"{replica}@{node}" for node in self._hosts)]
+        return any(
+            entry.decision.kind in DECIDED and entry.decision.reason
+            for name in ids
+            for entry in self._durable.decided.get(name, ())
+        )

@@ -1,0 +1,195 @@
+"""What must be true once faults have stopped and time has passed.
+
+``problems`` lists what is not as desired yet; a simulation ends well when the list
+is empty and stays so.
+"""
+
+from collections.abc import Iterator
+
+from controlplane import events
+from controlplane.catalog.model import Model, Profile
+from llmgw.sim.cluster import Cluster
+from llmgw.sim.host import Host, Proc
+
+
+def problems(cluster: Cluster) -> list[str]:
+    """Everything that keeps the fleet from its desired state."""
+    return [
+        *_processes(cluster),
+        *_agents(cluster),
+        *_control(cluster),
+        *_models(cluster),
+        *_routers(cluster),
+    ]
+
+
+def restless(cluster: Cluster) -> list[str]:
+    """What repeated passes over the state reached would still do: it must be nothing."""
+    loop = cluster.control.loop
+    if loop is None:
+        return ["the control plane is down"]
+    found = []
+    for _ in range(3):
+        work = loop.run_pass(cluster.clock.monotonic())
+        while True:
+            try:
+                next(work)
+            except StopIteration as done:
+                effects = done.value
+                break
+        found += [f"a repeated pass wants {effect}" for effect in effects if not isinstance(effect, events.Note)]
+    return found
+
+
+def _processes(cluster: Cluster) -> Iterator[str]:
+    """Processes that nobody knows (orphans)."""
+    for host in cluster.hosts.values():
+        agent = cluster.agents[host.name]
+        known = agent.agent.machine.shards if agent.alive else {}
+        for proc in host.procs.values():
+            if proc.key is None:
+                continue
+            shard = known.get(proc.key)
+            if shard is None:
+                yield f"{proc} on {host.name} is an orphan: its agent does not know it"
+            elif proc.main and shard.process != proc.identity:
+                yield f"{proc} on {host.name} is taken by its agent for {shard.process}"
+
+
+def _agents(cluster: Cluster) -> Iterator[str]:
+    for name, agent in cluster.agents.items():
+        if not agent.alive:
+            yield f"agent {name} is down"
+        elif not agent.agent.session.live:
+            yield f"agent {name} has no session: {agent.agent.session.phase}"
+        elif agent.agent.machine.exits:
+            yield f"agent {name} still holds exits: {[str(key) for key in agent.agent.machine.exits]}"
+        if agent.records() != set(agent.agent.machine.shards):
+            yield f"agent {name} has records {agent.records()} of shards {set(agent.agent.machine.shards)}"
+
+
+def _control(cluster: Cluster) -> Iterator[str]:
+    loop = cluster.control.loop
+    if not cluster.control.alive or loop is None:
+        yield "the control plane is down"
+        return
+    view = loop.view
+    if view.settling.active:
+        yield f"settling: {view.settling.reason}"
+    for node in view.nodes.values():
+        if node.status != "connected" or not node.registered:
+            yield f"node {node.id} is {node.status}"
+    for replica in view.replicas.values():
+        if replica.state == "failed" and not any(shard.live for shard in replica.shards.values()):
+            continue
+        if replica.state != "ready":
+            yield f"replica {replica.id} is {replica.state}: {replica.reason}"
+        for shard in replica.shards.values():
+            main = _main(cluster.hosts[shard.node_id], shard.spec.replica_id)
+            if main is None or main.pid != shard.pid:
+                yield f"replica {replica.id} should run on {shard.node_id} as pid {shard.pid}; there is {main}"
+    known = {shard.spec.key for replica in view.replicas.values() for shard in replica.shards.values()}
+    for host in cluster.hosts.values():
+        for proc in host.engines():
+            if proc.key not in known:
+                yield f"{proc} on {host.name} is an orphan: the control plane does not know it"
+
+
+def _main(host: Host, replica: str) -> Proc | None:
+    return next((proc for proc in host.engines() if proc.key is not None and proc.key.replica_id == replica), None)
+
+
+def _models(cluster: Cluster) -> Iterator[str]:
+    loop = cluster.control.loop
+    models = cluster.durable.catalog.models
+    running: dict[str, list[Proc]] = {}
+    for host in cluster.hosts.values():
+        for proc in host.engines():
+            if proc.spec is not None:
+                running.setdefault(proc.spec.model, []).append(proc)
+    for name, procs in running.items():
+        model = models.get(name)
+        least, most = _bounds(model)
+        if len(procs) > most:
+            yield f"model {name} has {len(procs)} engines and may have {most}"
+        loading = [proc for proc in procs if proc.ready_since is None]
+        if loading:
+            yield f"model {name}: {loading[0]} is not ready"
+        del least
+    for name, model in models.items():
+        least, _ = _bounds(model)
+        ready = sum(proc.ready_since is not None for proc in running.get(name, ()))
+        if ready >= least or loop is None:
+            continue
+        health = loop.view.health.get(name)
+        place = _room(cluster, model)
+        if place is not None:
+            words = health.refusal.message if health and health.refusal else "no refusal is told"
+            parked = " (parked)" if health and health.parked else ""
+            yield f"model {name} has {ready} of {least} ready; it would fit on {place}{parked}; {words}"
+        elif health is None or health.refusal is None or not health.refusal.message:
+            yield f"model {name} has {ready} of {least} ready, does not fit, and no refusal says why"
+        elif not health.refusal.verdicts or not all(verdict.reasons for verdict in health.refusal.verdicts):
+            yield f"the refusal of model {name} lacks reasons: {health.refusal}"
+
+
+def _bounds(model: Model | None) -> tuple[int, int]:
+    """Least and most replicas: an always-on model has exactly its ``min``."""
+    if model is None or model.scaling.mode == "off":
+        return 0, 0
+    if model.scaling.mode == "on-demand":
+        return 0, model.scaling.max
+    return model.scaling.min, model.scaling.min
+
+
+def _room(cluster: Cluster, model: Model) -> str | None:
+    """A node that has room for one more by its process table, counted anew here."""
+    for profile in model.profiles:
+        for name, host in cluster.hosts.items():
+            if name not in cluster.durable.cordons and _fits(cluster, host, profile):
+                return f"{name} with profile {profile.name}"
+    return None
+
+
+def _fits(cluster: Cluster, host: Host, profile: Profile) -> bool:
+    specs = [proc.spec for proc in host.engines() if proc.spec is not None]
+    memory = sum(spec.memory_bytes or 0 for spec in specs)
+    cores = sum(spec.cpu_cores or 0.0 for spec in specs)
+    held = {uuid for spec in specs for uuid in spec.devices}
+    free = [uuid for uuid in host.devices if uuid not in held]
+    span = cluster.plans[host.name].ports
+    taken = {spec.port for spec in specs}
+    return (
+        memory + (profile.memory_bytes or 0) <= host.memory
+        and cores + (profile.cpu_cores or 0.0) <= host.cores
+        and len(free) >= profile.gpus
+        and any(port not in taken for port in range(span.first, span.last + 1))
+    )
+
+
+def _routers(cluster: Cluster) -> Iterator[str]:
+    ready = {
+        proc.key.replica_id: proc
+        for host in cluster.hosts.values()
+        for proc in host.engines()
+        if proc.key is not None and proc.ready_since is not None
+    }
+    for name, router in cluster.routers.items():
+        if not router.alive or router.table is None:
+            yield f"router {name} has no table"
+            continue
+        routed: set[str] = set()
+        for model in router.table.models:
+            for endpoint in model.endpoints:
+                routed.add(endpoint.id)
+                proc = ready.get(endpoint.id)
+                outcome = router.try_endpoint(endpoint)
+                if proc is None or proc.spec is None or proc.spec.model != model.name or outcome != "ok":
+                    yield f"router {name} sends {model.name} to {endpoint}: {outcome}"
+        missing = sorted(set(ready) - routed)
+        if missing:
+            yield f"router {name} does not know {', '.join(missing)}"
+        if router.table.settling:
+            yield f"router {name} holds a settling table"
+        if [model.name for model in router.table.models] != sorted(cluster.durable.catalog.models):
+            yield f"router {name} knows other models than the catalog"

@@ -1,0 +1,143 @@
+"""One router process: it polls the route table, merges it by the router's own rule,
+sends requests to endpoints and reports what is in flight.
+
+Requests are judged by the truth: which engine really listens at the endpoint's
+address, and whether it takes the endpoint's key.
+"""
+
+import random
+from collections import Counter
+from collections.abc import Callable
+
+from llmgw.sim.control_process import HOST as CONTROL
+from llmgw.sim.control_process import ControlProcess
+from llmgw.sim.host import Host
+from llmgw.sim.network import Network
+from llmgw.sim.world import Process, World
+from llmgw.wire.routing import (
+    Endpoint,
+    EndpointLoad,
+    Report,
+    RouteTable,
+    decode_table,
+    encode,
+)
+from router.table import settle
+
+WAIT = 25.0
+TIMEOUT = 35.0
+REPORT = 1.0
+PAUSE = 1.0
+
+
+class RouterProcess(Process):
+    """See the module. ``table`` is what it routes by; ``saved`` is its copy on disk,
+    which the next process begins with."""
+
+    def __init__(
+        self,
+        world: World,
+        network: Network,
+        name: str,
+        token: str,
+        control: Callable[[], ControlProcess],
+        hosts: dict[str, Host],
+        generation: int,
+        saved: RouteTable | None,
+    ) -> None:
+        super().__init__(world, f"router {name}")
+        self.host = name
+        self.table = saved
+        self.answered: Counter[str] = Counter()
+        self._rng: random.Random = world.rng(f"router {name} {generation}")
+        self._network = network
+        self._token = token
+        self._control = control
+        self._hosts = {f"10.0.0.{host.name.removeprefix('n')}": host for host in hosts.values()}
+        self._boot = f"{name}-{generation}"
+        self._sequence = 0
+        self._generation = ""
+        self._inflight: Counter[str] = Counter()
+        self._poll_number = 0
+
+    def start(self) -> None:
+        """Begin to poll, to report and to serve."""
+        self.later(self._rng.uniform(0.0, 1.0), self._poll)
+        self.later(self._rng.uniform(0.0, REPORT), self._report)
+        self.later(self._rng.uniform(0.0, 2.0), self._request)
+
+    # ------------------------------------------------------------ with the control plane
+
+    def _reachable(self) -> bool:
+        return not self._network.blocked(self.host, CONTROL)
+
+    def _poll(self) -> None:
+        self._poll_number += 1
+        number = self._poll_number
+        self.later(TIMEOUT, self._polled, number, 0, b"")
+        if self._reachable():
+            self.world.after(self._network.delay(), self._ask, number)
+
+    def _ask(self, number: int) -> None:
+        control = self._control()
+        if not control.up:
+            self.world.after(self._network.delay(), self.run, self._polled, number, 0, b"")
+            return
+
+        def reply(status: int, body: bytes) -> None:
+            if self._reachable():
+                self.world.after(self._network.delay(), self.run, self._polled, number, status, body)
+
+        control.run(control.wait_table, self.host, self._token, self._generation, WAIT, reply)
+
+    def _polled(self, number: int, status: int, body: bytes) -> None:
+        if number != self._poll_number:
+            return
+        if status == 200:
+            fresh = decode_table(body)
+            self.table = settle(self.table, fresh)
+            self._generation = fresh.generation
+            self._poll()
+            return
+        self._poll_number += 1
+        self.later(0.05 if status == 304 else PAUSE * self._rng.uniform(0.5, 1.5), self._poll)
+
+    def _report(self) -> None:
+        self.later(REPORT, self._report)
+        self._sequence += 1
+        loads = tuple(EndpointLoad(id=id_, inflight=count) for id_, count in sorted(self._inflight.items()) if count)
+        body = encode(
+            Report(boot=self._boot, sequence=self._sequence, version="1.0", generation=self._generation, endpoints=loads)
+        )
+        control = self._control()
+        if control.up and self._reachable():
+            self.world.after(self._network.delay(), control.run, control.report, self.host, self._token, body)
+
+    # ------------------------------------------------------------ with clients
+
+    def _request(self) -> None:
+        self.later(self._rng.expovariate(0.7), self._request)
+        endpoints = [endpoint for model in (self.table.models if self.table else ()) for endpoint in model.endpoints]
+        if not endpoints:
+            return
+        endpoint = self._rng.choice(endpoints)
+        outcome = self.try_endpoint(endpoint)
+        self.answered[outcome] += 1
+        if outcome == "ok":
+            self._inflight[endpoint.id] += 1
+            self.later(self._rng.expovariate(0.2), self._answered, endpoint.id)
+
+    def _answered(self, endpoint_id: str) -> None:
+        self._inflight[endpoint_id] -= 1
+
+    def try_endpoint(self, endpoint: Endpoint) -> str:
+        """What a request to it would meet now: ``ok``, ``refused`` (nobody there),
+        ``loading`` or ``unauthorised`` (an engine with another key)."""
+        host = self._hosts.get(endpoint.host)
+        proc = host.port_holder(endpoint.port) if host is not None else None
+        if proc is None or proc.spec is None:
+            return "refused"
+        if proc.spec.engine_key != endpoint.key:
+            return "unauthorised"
+        return "ok" if proc.ready_since is not None else "loading"
+

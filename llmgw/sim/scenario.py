@@ -1,0 +1,121 @@
+"""What a seed draws before anything happens: the fleet, the catalog, the mood."""
+
+import random
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+
+from controlplane.catalog.fingerprint import fingerprint
+from controlplane.catalog.model import Catalog, Model, Profile, Scaling
+from controlplane.planning.policy import LoopSettings
+from llmgw.sim.world import World
+from llmgw.wire.messages import PortRange
+
+GIB = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class NodePlan:
+    """One node's hardware."""
+
+    name: str
+    memory: int
+    cores: int
+    devices: tuple[str, ...]
+    ports: PortRange
+
+
+@dataclass(slots=True)
+class Scenario:
+    """A fleet and how long and how hard it is shaken. Times in seconds."""
+
+    nodes: tuple[NodePlan, ...]
+    routers: tuple[str, ...]
+    catalog: Catalog
+    settings: LoopSettings
+    storm: float
+    """How long faults are injected."""
+    pause: float
+    """Mean time between two faults."""
+    quiet: float = 1500.0
+    """Within this time after the last fault the desired state must be reached."""
+    spare: list[Model] = field(default_factory=list)
+    """Models that may be added later."""
+
+
+def draw(world: World, storm: float | None = None) -> Scenario:
+    """The scenario of the world's seed."""
+    rng = world.rng("scenario")
+    nodes = tuple(_node(rng, number) for number in range(1, rng.randint(2, 4) + 1))
+    models = [_model(rng, f"m{number}", nodes) for number in range(rng.randint(2, 6))]
+    spare = [models.pop()] if len(models) > 2 else []
+    settings = LoopSettings(
+        drain_grace=rng.choice((30.0, 120.0, 300.0)),
+        lost_after=rng.choice((120.0, 300.0)),
+        parking_failures=rng.choice((3, 5)),
+    )
+    return Scenario(
+        nodes=nodes,
+        routers=tuple(f"r{number}" for number in range(1, rng.randint(1, 2) + 1)),
+        catalog=catalog_of(models),
+        settings=settings,
+        storm=storm if storm is not None else rng.uniform(300.0, 900.0),
+        pause=rng.choice((4.0, 10.0, 25.0)),
+        spare=spare,
+    )
+
+
+def catalog_of(models: list[Model]) -> Catalog:
+    """A catalog of these."""
+    return Catalog(models=MappingProxyType({model.name: model for model in models}), source="sim")
+
+
+def _node(rng: random.Random, number: int) -> NodePlan:
+    name = f"n{number}"
+    devices = tuple(f"GPU-{name}-{index}" for index in range(rng.choice((0, 0, 1, 2, 4))))
+    first = 20000
+    ports = PortRange(first=first, last=first + rng.choice((1, 3, 5, 20)))
+    return NodePlan(name, rng.choice((16, 32, 64)) * GIB, rng.choice((4, 8, 16)), devices, ports)
+
+
+def _model(rng: random.Random, name: str, nodes: tuple[NodePlan, ...]) -> Model:
+    profiles = tuple(_profile(rng, f"p{number}", -number) for number in range(rng.choice((1, 1, 1, 2))))
+    if rng.random() < 0.1:
+        too_much = (max(node.memory for node in nodes) // GIB + 1) * GIB
+        profiles = tuple(replace(profile, memory_bytes=too_much) for profile in profiles)
+    least = rng.choice((0, 1, 1, 1, 2, 3))
+    return Model(name, profiles, Scaling(min=least, max=least + rng.choice((0, 1)) or 1))
+
+
+def _profile(rng: random.Random, name: str, priority: int) -> Profile:
+    gpus = rng.choice((0, 0, 0, 1, 1, 2))
+    return with_args(
+        Profile(
+            name=name,
+            engine="sim",
+            source="sim:",
+            fingerprint="",
+            priority=priority,
+            gpu_class="sim-gpu" if gpus else None,
+            gpus=gpus,
+            memory_bytes=rng.choice((2, 6, 12, 20)) * GIB,
+            cpu_cores=float(rng.choice((1, 2, 3))),
+            startup_timeout=rng.choice((20.0, 60.0, 120.0)),
+        ),
+        (),
+    )
+
+
+def with_args(profile: Profile, args: tuple[str, ...]) -> Profile:
+    """The same profile with other arguments of the engine: another fingerprint."""
+    print_ = fingerprint(
+        engine=profile.engine,
+        source=profile.source,
+        gpu_class=profile.gpu_class,
+        gpus=profile.gpus,
+        cpu_cores=profile.cpu_cores,
+        context=profile.context,
+        slots=profile.slots,
+        args=args,
+        env=profile.env,
+    )
+    return replace(profile, args=args, fingerprint=print_)

@@ -1,0 +1,115 @@
+"""One seed from beginning to end: storm, calm, then the desired state or a violation."""
+
+import logging
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from controlplane.events import RetryRequested
+from llmgw.sim.cluster import Cluster
+from llmgw.sim.faults import Storm
+from llmgw.sim.outcome import problems, restless
+from llmgw.sim.scenario import draw
+from llmgw.sim.world import START, Violation, World
+
+LOOK = 10.0
+"""Seconds between two looks at whether the desired state is reached."""
+
+RETRIES = 300.0
+"""Seconds after the last fault during which people retry parked models."""
+
+HOLD = 60.0
+"""Seconds for which it must then hold without a further decision."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """How a seed ended. ``violation`` is ``None`` if all is well; ``settled`` is how
+    many virtual seconds after the last fault the desired state was reached."""
+
+    seed: int
+    violation: Violation | None
+    last: tuple[str, ...]
+    digest: str
+    lines: int
+    steps: int
+    virtual: float
+    settled: float | None
+    faults: Counter[str]
+
+
+class _Errors(logging.Handler):
+    """Puts what the product logs as an error, with its traceback, into the trace."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(logging.ERROR)
+        self._world = world
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """One record."""
+        for line in self.format(record).splitlines():
+            self._world.log("log", line)
+
+
+def simulate(seed: int, storm: float | None = None, sink: Callable[[str], None] | None = None) -> Result:
+    """Run a seed. ``storm`` overrides how many virtual seconds faults are injected,
+    ``sink`` gets each line of the trace."""
+    world = World(seed, sink)
+    logger = logging.getLogger("llmgw")
+    handler = _Errors(world)
+    before = logger.propagate
+    logger.addHandler(handler)
+    logger.propagate = False
+    try:
+        settled = _run(world, storm)
+        violation = None
+    except Violation as error:
+        settled, violation = None, error
+        world.log("VIOLATION", str(error))
+    finally:
+        logger.removeHandler(handler)
+        logger.propagate = before
+    trace = world.trace
+    return Result(
+        seed, violation, tuple(trace.last), trace.digest, trace.lines, world.steps, world.now - START, settled, world.faults
+    )
+
+
+def _run(world: World, storm: float | None) -> float:
+    scenario = draw(world, storm)
+    cluster = Cluster(world, scenario)
+    weather = Storm(cluster)
+    weather.start()
+    world.run_until(START + scenario.storm)
+    weather.stop()
+    cluster.calm()
+    world.log("calm", "faults stop")
+    calm = world.now
+    while True:
+        world.run_until(world.now + LOOK)
+        if world.now - calm <= RETRIES:
+            _ask_again(cluster)
+        wrong = problems(cluster)
+        if not wrong:
+            break
+        if world.now - calm > scenario.quiet:
+            raise Violation("desired-state", f"not reached {scenario.quiet:g} s after the last fault: {'; '.join(wrong)}")
+    settled = world.now - calm
+    world.log("calm", f"desired state reached after {settled:.0f} s")
+    decisions = len(cluster.durable.journal)
+    world.run_until(world.now + HOLD)
+    wrong = [*problems(cluster), *restless(cluster)]
+    wrong += [str(entry.decision) for entry in cluster.durable.journal[decisions:]]
+    if wrong:
+        raise Violation("stays", f"the desired state did not hold: {'; '.join(wrong)}")
+    return settled
+
+
+def _ask_again(cluster: Cluster) -> None:
+    """People retry what the control plane has parked: failures of the storm may be
+    reported late, once connections are back."""
+    loop = cluster.control.loop
+    if loop is not None and cluster.control.alive:
+        for name, health in loop.view.health.items():
+            if health.parked:
+                cluster.tell(RetryRequested(name, "ops"))

@@ -1,0 +1,1 @@
+"""Schema migrations of the store, walked by Alembic. Imports no application code."""

@@ -1,0 +1,139 @@
+"""``python -m router.main --config FILE``: the router's master process.
+
+The master only keeps worker processes and is no gevent program: gunicorn's worker class
+patches each worker as the first thing it does after the fork, before any socket is made.
+"""
+
+import argparse
+import logging
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+from gunicorn.app.base import BaseApplication
+from gunicorn.arbiter import Arbiter
+from gunicorn.glogging import Logger as GunicornLogger
+
+from llmgw.runtime import logs
+from llmgw.runtime.daemon import run as run_part
+from llmgw.runtime.settings import Address, SettingsError, read_secret
+from router.settings import load
+
+log = logs.Logger("router.main")
+
+HEARTBEAT_SECONDS = 30
+"""A worker whose loop stands still for this long is replaced."""
+
+
+class _Log(GunicornLogger):  # type: ignore[misc]
+    """gunicorn's log lines in our format."""
+
+    def setup(self, cfg: Any) -> None:
+        self.cfg = cfg
+        self._access_log_enabled = False
+        self.loglevel = logging.INFO
+        self.error_log.handlers.clear()
+        self.error_log.propagate = True
+        # Its lines about booting and signals are details here.
+        self.error_log.setLevel(logging.WARNING if logs.get_level() != "debug" else logging.DEBUG)
+
+    def reopen_files(self) -> None:
+        """There are none: lines go to standard error."""
+
+
+_STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
+
+
+class _Arbiter(Arbiter):  # type: ignore[misc]
+    """gunicorn's master, less one race: a worker inherits the master's signal handlers, so
+    a stop that reached it before it had its own was lost, and the master waited for it
+    through the whole drain time."""
+
+    def spawn_worker(self) -> Any:
+        signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)
+        try:
+            return super().spawn_worker()
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPS)
+
+
+def _forked(arbiter: Any, worker: Any) -> None:
+    """In a new worker: die of a stop until there is something to drain."""
+    del arbiter, worker
+    for stop in _STOPS:
+        signal.signal(stop, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPS)
+
+
+class RouterApplication(BaseApplication):  # type: ignore[misc]
+    """gunicorn's view of a router: where it listens and which worker class it runs."""
+
+    def __init__(self, config: Path | None) -> None:
+        self._config = config
+        self._take()
+        super().__init__()
+
+    def _take(self) -> None:
+        self.settings = load(self._config)
+        self.token = read_secret(self.settings["token_file"])
+        logs.configure(self.settings["log.level"], self.settings["log.format"])
+
+    def load_config(self) -> None:
+        """Settings of gunicorn, none of which come from files or variables of its own."""
+        settings = self.settings
+        options: dict[str, Any] = {
+            "bind": str(settings["listen"]),
+            "workers": settings["workers"],
+            "worker_class": "router.worker.RouterWorker",
+            "worker_connections": settings["limits.connections"],
+            "timeout": HEARTBEAT_SECONDS,
+            "graceful_timeout": int(settings["timeouts.drain"]),
+            "preload_app": False,
+            "proc_name": "llmgw-router",
+            "pidfile": None,
+            "control_socket_disable": True,
+            "logger_class": _Log,
+            "when_ready": _ready,
+            "post_fork": _forked,
+            "backlog": 2048,
+        }
+        if Path("/dev/shm").is_dir():  # noqa: S108 - gunicorn's heartbeat file, unlinked at once
+            options["worker_tmp_dir"] = "/dev/shm"  # noqa: S108
+        for name, value in options.items():
+            if name in self.cfg.settings:
+                self.cfg.set(name, value)
+
+    def load(self) -> None:
+        """There is no WSGI application."""
+
+    def run(self) -> None:
+        """Keep workers until told to stop."""
+        _Arbiter(self).run()
+
+    def reload(self) -> None:
+        """SIGHUP: read the settings again; with faults the ones in use stay."""
+        try:
+            self._take()
+        except SettingsError as error:
+            log.error("the settings were not reloaded", why=error)
+            return
+        super().reload()
+
+
+def _ready(arbiter: Any) -> None:
+    addresses = ",".join(str(Address(*listener.getsockname()[:2])) for listener in arbiter.LISTENERS)
+    log.info("listening", address=addresses)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run a router until it is told to stop."""
+    parser = argparse.ArgumentParser(prog="llmgw router", description="The OpenAI-compatible endpoint of a fleet.")
+    parser.add_argument("--config", type=Path, metavar="FILE", help="settings (YAML)")
+    options = parser.parse_args(arguments)
+    RouterApplication(options.config).run()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(run_part(main))

@@ -1,0 +1,69 @@
+"""What this process has in flight, told to the control plane once a second (DEM-01)."""
+
+import os
+from collections.abc import Callable
+from time import monotonic
+
+import gevent
+
+import llmgw
+from llmgw.runtime.logs import Logger
+from llmgw.wire.routing import EndpointLoad, Report
+from router.control import Control, ControlError
+from router.table import Live, Routes
+
+log = Logger("router.report")
+
+INTERVAL = 1.0
+
+
+class Reporter:
+    """Sends reports. ``boot`` is this process, so that nothing counts twice."""
+
+    def __init__(self, control: Control) -> None:
+        self._control = control
+        self._boot = os.urandom(8).hex()
+        self._sequence = 0
+        self._failing = False
+
+    def run(self, routes: Callable[[], Routes | None]) -> None:
+        """Report for ever what ``routes()`` holds."""
+        while True:
+            gevent.sleep(INTERVAL)
+            current = routes()
+            if current is None:
+                continue
+            lives = list(current.live.values())
+            failures = {live.endpoint.id: live.failures for live in lives}
+            self._sequence += 1
+            try:
+                self._control.report(build(current, self._boot, self._sequence, monotonic()))
+            except ControlError as error:
+                if not self._failing:
+                    log.warning("report not taken", why=error)
+                self._failing = True
+                continue
+            self._failing = False
+            for live in lives:
+                live.failures -= failures[live.endpoint.id]
+
+
+def build(routes: Routes, boot: str, sequence: int, now: float) -> Report:
+    """The report of one moment. ``now`` is monotonic seconds."""
+    return Report(
+        boot=boot,
+        sequence=sequence,
+        version=llmgw.__version__,
+        generation=routes.table.generation,
+        endpoints=tuple(_load(live, now) for live in routes.live.values()),
+    )
+
+
+def _load(live: Live, now: float) -> EndpointLoad:
+    return EndpointLoad(
+        id=live.endpoint.id,
+        inflight=live.inflight,
+        idle_seconds=None if live.used_at is None else round(now - live.used_at, 3),
+        answered_seconds=None if live.answered_at is None else round(now - live.answered_at, 3),
+        failures=live.failures,
+    )

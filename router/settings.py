@@ -1,0 +1,105 @@
+"""Settings of a router. See ``docs/reference`` for the generated table."""
+
+import os
+import socket
+from pathlib import Path
+
+from llmgw.runtime.logs import LEVELS
+from llmgw.runtime.settings import (
+    ADDRESS,
+    DURATION,
+    INTEGER,
+    PATH,
+    TEXT,
+    Fault,
+    Loaded,
+    Setting,
+    Settings,
+    SettingsError,
+    choice,
+)
+
+SETTINGS = Settings(
+    "router",
+    (
+        Setting("listen", ADDRESS, "127.0.0.1:8080", "where clients connect"),
+        Setting("workers", INTEGER, 2, "worker processes", minimum=1, maximum=256),
+        Setting("control_plane", ADDRESS, "127.0.0.1:7002", "the control plane's listener for routers"),
+        Setting(
+            "router_id", TEXT, socket.gethostname(), "this router's name in the fleet's tokens", shown="the host's name"
+        ),
+        Setting("token_file", PATH, "/etc/llmgw/router-token", "file (mode 0600) with this router's token"),
+        Setting("state_dir", PATH, "/var/lib/llmgw/router", "where the last route table is kept (mode 0600)"),
+        Setting(
+            "limits.connections",
+            INTEGER,
+            4096,
+            "client connections per worker, idle ones too",
+            minimum=1,
+            maximum=1000000,
+        ),
+        Setting(
+            "limits.header_bytes", INTEGER, 32768, "largest request head", "bytes", minimum=1024, maximum=1024 * 1024
+        ),
+        Setting("limits.header_count", INTEGER, 100, "most header fields in a request", minimum=8, maximum=1000),
+        Setting(
+            "limits.body_bytes",
+            INTEGER,
+            33554432,
+            "largest request body; images in a chat count as text",
+            "bytes",
+            minimum=1024,
+            maximum=1024**3,
+        ),
+        Setting(
+            "limits.buffered_answer",
+            INTEGER,
+            1048576,
+            "an answer that is not a stream is held back up to this size, so that it can still be retried",
+            "bytes",
+            minimum=1024,
+            maximum=256 * 1024 * 1024,
+        ),
+        Setting("timeouts.header", DURATION, "10s", "for a request's head to arrive, from its first byte", minimum=0.1),
+        Setting("timeouts.body", DURATION, "120s", "for a request's whole body to arrive", minimum=0.1),
+        Setting("timeouts.keep_alive", DURATION, "75s", "an idle client connection is closed after this", minimum=0.1),
+        Setting("timeouts.client_write", DURATION, "30s", "for a client to take 64 KiB of an answer", minimum=0.1),
+        Setting("timeouts.connect", DURATION, "3s", "for a connection to an engine", minimum=0.05),
+        Setting(
+            "timeouts.first_byte",
+            DURATION,
+            "10m",
+            "for the first byte of a stream: queue and prefill",
+            minimum=0.1,
+        ),
+        Setting(
+            "timeouts.answer", DURATION, "10m", "for the first byte of an answer that is not a stream", minimum=0.1
+        ),
+        Setting("timeouts.between_bytes", DURATION, "2m", "silence of an engine within an answer", minimum=0.1),
+        Setting("timeouts.drain", DURATION, "120s", "how long running answers may go on after a stop", minimum=0),
+        Setting("log.level", choice(*LEVELS), "info", "least important lines to log"),
+        Setting("log.format", choice("text", "json"), "text", "lines for people, or objects for collectors"),
+    ),
+)
+"""Every setting of ``router.yaml``."""
+
+TABLE_FILE = "route-table.json"
+
+
+def load(file: Path | None) -> Loaded:
+    """Settings from ``file``, the environment and the defaults.
+
+    Raises ``SettingsError`` with all faults; a state directory that cannot be used is
+    one of them.
+    """
+    settings = SETTINGS.load(file, os.environ)
+    state_dir: Path = settings["state_dir"]
+    try:
+        state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        fault = Fault("state_dir", f"{state_dir} cannot be made: {error.strerror}")
+        raise SettingsError(str(file or "router settings"), [fault]) from error
+    if not os.access(state_dir, os.W_OK | os.X_OK):
+        fault = Fault("state_dir", f"{state_dir} cannot be written by this user")
+        raise SettingsError(str(file or "router settings"), [fault])
+    return settings

@@ -1,0 +1,107 @@
+"""Keeping the route table current (RTR-03): a long poll, and the last table on disk so
+that a router starts while no control plane answers."""
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from urllib.parse import quote
+
+import gevent
+from gevent.hub import get_hub
+
+from llmgw.runtime.files import write_atomic
+from llmgw.runtime.logs import Logger
+from llmgw.wire.routing import MAX_TABLE, RouteTable, decode_table, encode
+from router.control import Control, ControlError
+from router.table import settle
+
+log = Logger("router.sync")
+
+WAIT_SECONDS = 25.0
+FIRST_BACKOFF = 0.25
+LONGEST_BACKOFF = 10.0
+
+
+class Backoff:
+    """Jittered exponential waits, in seconds. PURE but for the generator it is given."""
+
+    def __init__(self, rng: random.Random, first: float = FIRST_BACKOFF, longest: float = LONGEST_BACKOFF) -> None:
+        self._rng = rng
+        self._first = first
+        self._longest = longest
+        self._failures = 0
+
+    def next(self) -> float:
+        """How long to wait after one more failure."""
+        limit = min(self._longest, self._first * 2.0**self._failures)
+        self._failures = min(self._failures + 1, 30)
+        return limit * (0.5 + self._rng.random() / 2)
+
+    def reset(self) -> None:
+        """Something worked."""
+        self._failures = 0
+
+
+class Sync:
+    """Polls the control plane and hands each new table to ``use``."""
+
+    def __init__(self, control: Control, file: Path, use: Callable[[RouteTable], None]) -> None:
+        self._control = control
+        self._file = file
+        self._use = use
+        self._table: RouteTable | None = None
+        self._backoff = Backoff(random.Random())  # noqa: S311 - spreads load
+        self.failing = False
+
+    def restore(self) -> None:
+        """Use the table on disk, if there is one. A damaged one is ignored and logged."""
+        try:
+            with self._file.open("rb") as stream:
+                data = stream.read(MAX_TABLE + 1)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            log.warning("the last route table cannot be read", file=self._file, why=error.strerror)
+            return
+        try:
+            if len(data) > MAX_TABLE:
+                raise ValueError(f"it is larger than {MAX_TABLE} bytes")
+            table = decode_table(data)
+        except ValueError as error:
+            log.warning("the last route table is damaged and was ignored", file=self._file, why=error)
+            return
+        self._table = table
+        self._use(table)
+        log.info("using the last route table until the control plane answers", models=len(table.models))
+
+    def run(self) -> None:
+        """Poll for ever."""
+        asked = ""  # the first answer is a whole table, also if the one on disk is current
+        while True:
+            try:
+                fresh = self._control.table(quote(asked, safe=""), WAIT_SECONDS)
+            except ControlError as error:
+                if not self.failing:
+                    log.warning("no route table", why=error)
+                self.failing = True
+                gevent.sleep(self._backoff.next())
+                continue
+            if self.failing:
+                log.info("the control plane answers again")
+            self.failing = False
+            self._backoff.reset()
+            if fresh is not None:
+                asked = fresh.generation
+                self._take(fresh)
+
+    def _take(self, fresh: RouteTable) -> None:
+        table = settle(self._table, fresh)
+        changed = table != self._table
+        self._table = table
+        self._use(table)
+        if changed:
+            log.info("route table", generation=table.generation, models=len(table.models), settling=table.settling)
+            try:
+                get_hub().threadpool.apply(write_atomic, (self._file, encode(table)))
+            except OSError as error:
+                log.warning("the route table cannot be kept on disk", file=self._file, why=error.strerror)

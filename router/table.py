@@ -1,0 +1,126 @@
+"""The route table as the data path uses it. PURE (RTR-03).
+
+Swapped whole. The live state of an endpoint that stays is kept; one that leaves gets no
+new requests while its running streams finish, since they hold it themselves.
+"""
+
+from collections.abc import Iterable
+
+import msgspec
+
+from llmgw.wire.routing import Endpoint, RoutedModel, RouteTable
+from router.keys import KeyRing
+
+
+class Live:
+    """One endpoint and what this process knows of it.
+
+    Times are monotonic seconds and ``None`` until the first. ``failures`` counts since
+    the last report. ``heads`` caches the request heads sent to it.
+    """
+
+    __slots__ = (
+        "answered_at",
+        "avoid_until",
+        "endpoint",
+        "failures",
+        "heads",
+        "inflight",
+        "max_inflight",
+        "used_at",
+        "weight",
+    )
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self.inflight = 0
+        self.used_at: float | None = None
+        self.answered_at: float | None = None
+        self.failures = 0
+        self.avoid_until = float("-inf")
+        self.describe(endpoint)
+
+    def describe(self, endpoint: Endpoint) -> None:
+        """Take over what a newer table says about the same endpoint."""
+        self.endpoint = endpoint
+        self.weight = endpoint.weight
+        self.max_inflight = endpoint.max_inflight
+        self.heads: dict[bytes, bytes] = {}
+
+    def __repr__(self) -> str:
+        return f"Live({self.endpoint!r}, inflight={self.inflight})"
+
+
+class Route:
+    """A model and its endpoints."""
+
+    __slots__ = ("endpoints", "model")
+
+    def __init__(self, model: RoutedModel, endpoints: tuple[Live, ...]) -> None:
+        self.model = model
+        self.endpoints = endpoints
+
+
+class Routes:
+    """A route table, indexed. ``models`` holds names and aliases."""
+
+    __slots__ = ("keys", "live", "models", "table")
+
+    def __init__(self, table: RouteTable, models: dict[str, Route], live: dict[str, Live]) -> None:
+        self.table = table
+        self.models = models
+        self.live = live
+        self.keys = KeyRing(table.keys)
+
+
+def build(table: RouteTable, previous: Routes | None = None) -> Routes:
+    """Index ``table``; endpoints that ``previous`` has at the same address keep their
+    live state. A model's own name wins over another's alias."""
+    known = previous.live if previous is not None else {}
+    live: dict[str, Live] = {}
+    routes = []
+    for model in table.models:
+        lives = []
+        for endpoint in model.endpoints:
+            held = live.get(endpoint.id) or known.get(endpoint.id)
+            if held is None or (held.endpoint.host, held.endpoint.port) != (endpoint.host, endpoint.port):
+                held = Live(endpoint)
+            elif held.endpoint != endpoint:
+                held.describe(endpoint)
+            live[endpoint.id] = held
+            lives.append(held)
+        routes.append(Route(model, tuple(lives)))
+    models: dict[str, Route] = {}
+    for route in routes:
+        models.setdefault(route.model.name, route)
+    for route in routes:
+        for alias in route.model.aliases:
+            models.setdefault(alias, route)
+    return Routes(table, models, live)
+
+
+def settle(known: RouteTable | None, fresh: RouteTable) -> RouteTable:
+    """``fresh``, with what must be kept of ``known`` while the control plane settles (REC-25).
+
+    A control plane that has just started has not heard from every agent. Until it has,
+    endpoints known from before stay in use, of models that it still lists and that
+    nobody switched off. An address that a new endpoint uses is no longer the old one's.
+    """
+    if not fresh.settling or known is None:
+        return fresh
+    before = {model.name: model for model in known.models}
+    taken = set(_addresses(fresh.models))
+    models = []
+    for model in fresh.models:
+        old = before.get(model.name)
+        kept: tuple[Endpoint, ...] = ()
+        if old is not None and model.state not in ("off", "stopped"):
+            ids = {endpoint.id for endpoint in model.endpoints}
+            kept = tuple(e for e in old.endpoints if e.id not in ids and (e.host, e.port) not in taken)
+        models.append(msgspec.structs.replace(model, endpoints=model.endpoints + kept) if kept else model)
+    return msgspec.structs.replace(fresh, models=tuple(models))
+
+
+def _addresses(models: Iterable[RoutedModel]) -> Iterable[tuple[str, int]]:
+    for model in models:
+        for endpoint in model.endpoints:
+            yield endpoint.host, endpoint.port

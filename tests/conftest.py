@@ -1,0 +1,34 @@
+"""What holds for every test: loopback only, and property tests that a busy machine cannot fail."""
+
+import ipaddress
+import os
+import socket
+import sys
+from typing import Any
+
+from hypothesis import HealthCheck, settings
+
+settings.register_profile("here", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("ci", parent=settings.get_profile("here"), derandomize=True, print_blob=True)
+settings.load_profile("ci" if os.environ.get("CI") else "here")
+
+
+def _loopback_only(event: str, arguments: tuple[Any, ...]) -> None:
+    """Refuse connections to anywhere else, whatever library makes them."""
+    if event not in ("socket.connect", "socket.sendto"):
+        return
+    sock, address = arguments[0], arguments[1]
+    if sock.family not in (socket.AF_INET, socket.AF_INET6) or not isinstance(address, tuple):
+        return
+    host = str(address[0]).partition("%")[0]
+    if host in ("", "localhost"):
+        return
+    try:
+        allowed = ipaddress.ip_address(host).is_loopback or ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        allowed = False
+    if not allowed:
+        raise RuntimeError(f"a test wanted to connect to {host}: tests talk to this machine only")
+
+
+sys.addaudithook(_loopback_only)

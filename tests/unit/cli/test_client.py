@@ -1,0 +1,196 @@
+"""What the command says when the API is away, or when something else answers."""
+
+import socket
+import subprocess
+import sys
+import threading
+
+import pytest
+import requests
+import responses
+from click.testing import CliRunner, Result
+
+from llmgw.cli import main, parts
+
+URL = "http://127.0.0.1:7000"
+STATUS = f"{URL}/api/v1/log-level"
+
+
+def run(*arguments: str, api: str = URL) -> Result:
+    return CliRunner().invoke(main, arguments, env={"LLMGW_API": api})
+
+
+def said(result: Result) -> str:
+    assert "Traceback" not in result.output and isinstance(result.exception, SystemExit | None)
+    return " ".join(result.output.split())
+
+
+def test_nobody_is_there() -> None:
+    """CLI-01: which address, why, and what to do; exit status 3."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"http://127.0.0.1:{free.getsockname()[1]}"
+    result = run("ctl", "status", api=address)
+    assert result.exit_code == 3
+    assert f"the API at {address} does not answer (connection refused)" in said(result)
+    assert "llmgw server" in result.output and "--api" in result.output
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (requests.exceptions.ConnectTimeout(), "does not answer in time"),
+        (requests.exceptions.ReadTimeout(), "does not answer in time"),
+        (requests.exceptions.ConnectionError("Connection reset by peer"), "the connection broke"),
+        (requests.exceptions.ConnectionError("[Errno -2] Name or service not known"), "no connection"),
+        (requests.exceptions.InvalidURL(), "no connection"),
+    ],
+)
+@responses.activate
+def test_failures_of_the_connection(error: Exception, words: str) -> None:
+    """CLI-01: each in words."""
+    responses.get(STATUS, body=error)
+    result = run("ctl", "log-level")
+    assert result.exit_code == 3 and words in said(result)
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "kind", "words"),
+    [
+        (200, "<!DOCTYPE html><html>Welcome to nginx!</html>", "text/html", "answered with a web page (status 200)"),
+        (502, "<html>Bad Gateway</html>", "text/html", "answered with a web page (status 502)"),
+        (302, "", "text/plain", "answered with something else (text/plain) (status 302)"),
+        (200, "", "", "answered with something else"),
+        (200, "[1, 2]", "application/json", "not as the admin API"),
+        (200, '{"level"', "application/json", "not as the admin API"),
+        (200, "[" * 100000, "application/json", "not as the admin API"),
+        (200, '{"hello": "world"}', "application/json", "not as a control plane of this version does"),
+        (404, '{"detail": "Not Found"}', "application/json", "not as a control plane of this version does"),
+        (200, b"\xff\xfe\x00", "application/octet-stream", "not as the admin API"),
+    ],
+)
+@responses.activate
+def test_something_else_answers(status: int, body: str, kind: str, words: str) -> None:
+    """CLI-01: a page is named as one; exit status 3."""
+    responses.get(STATUS, status=status, body=body, content_type=kind)
+    result = run("ctl", "log-level")
+    assert result.exit_code == 3 and words in said(result)
+    assert "--api" in result.output
+
+
+@responses.activate
+def test_a_refusal_with_odd_parts_is_still_told() -> None:
+    """CLI-01: faults that are no faults do not break the command."""
+    responses.get(STATUS, status=503, json={"code": "busy", "message": "later", "faults": [7, {"message": "m"}]})
+    result = run("ctl", "log-level")
+    assert result.exit_code == 1 and "later" in result.output and "(busy, request -)" in result.output
+
+
+@responses.activate
+def test_what_the_api_says_cannot_steer_the_terminal() -> None:
+    """SEC-03: control characters in names and reasons are shown as question marks."""
+    responses.get(
+        f"{URL}/api/v1/events",
+        json={
+            "events": [{"at": "2026-01-01T00:00:00", "kind": "x", "reason": "\x1b[31mred\x07\r\nline [bold]b[/bold]"}]
+        },
+    )
+    result = run("ctl", "events")
+    assert result.exit_code == 0
+    assert "?[31mred???line [bold]b[/bold]" in result.output and "\x1b" not in result.output
+
+
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("sent", "ends", "words"),
+    [
+        (b"", False, "does not answer in time"),
+        (HEAD + b'{"level"', False, "does not answer in time"),
+        (HEAD + b'{"level": "info"}', True, "not as the admin API"),
+        (b"SSH-2.0-OpenSSH_9.9\r\n", True, "does not answer"),
+    ],
+    ids=["nothing", "half an answer", "a short answer", "another protocol"],
+)
+def test_a_server_that_says_too_little(monkeypatch: pytest.MonkeyPatch, sent: bytes, ends: bool, words: str) -> None:
+    """CLI-01: nobody waits for ever, and no traceback comes of it."""
+    monkeypatch.setattr("llmgw.cli.client.READ", 0.2)
+    kept = []
+
+    def serve(server: socket.socket) -> None:
+        connection, _ = server.accept()
+        connection.recv(65536)
+        connection.sendall(sent)
+        if ends:
+            connection.close()
+        kept.append(connection)
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        serving = threading.Thread(target=serve, args=(server,))
+        serving.start()
+        result = run("ctl", "log-level", api=f"http://127.0.0.1:{server.getsockname()[1]}")
+        serving.join()
+    kept[0].close()
+    assert result.exit_code == 3 and words in said(result)
+
+
+# ---------------------------------------------------------------- becoming a part
+
+
+@pytest.mark.parametrize(
+    ("arguments", "module", "passed"),
+    [
+        (["server", "--config", "f.yaml", "--check"], "controlplane.main", ["--config", "f.yaml", "--check"]),
+        (["server"], "controlplane.main", []),
+        (["router", "--config", "f.yaml"], "router.main", ["--config", "f.yaml"]),
+        (
+            ["agent", "--config", "f.yaml", "--log-level", "debug"],
+            "agent.main",
+            ["--config", "f.yaml", "--log-level", "debug"],
+        ),
+        (["sim-engine", "--port", "1", "--help"], "llmgw.sim.engine", ["--port", "1", "--help"]),
+    ],
+)
+def test_a_part_takes_the_process_over(
+    monkeypatch: pytest.MonkeyPatch, arguments: list[str], module: str, passed: list[str]
+) -> None:
+    """CLI-01: the same interpreter, the part's own main, all options passed on, not from the working directory."""
+    became = []
+    monkeypatch.setattr("os.execv", lambda path, argv: became.append((path, argv)))
+    assert CliRunner().invoke(main, arguments).exit_code == 0
+    assert became == [(sys.executable, [sys.executable, "-P", "-m", module, *passed])]
+
+
+def test_a_part_that_is_not_installed_says_how_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CLI-01: a router host has no SQLAlchemy, and no traceback either."""
+    monkeypatch.setattr(parts.importlib.util, "find_spec", lambda name: None)
+    result = CliRunner().invoke(main, ["server"])
+    assert result.exit_code == 1 and "pip install 'llmgw[controlplane]'" in result.output
+
+
+def test_starting_a_part_loads_neither_requests_nor_ssl() -> None:
+    """A part must patch before anything loads ssl; the command loads little."""
+    code = (
+        "import os, sys\n"
+        "from llmgw.cli import main\n"
+        "def became(path, argv):\n"
+        "    print(sorted({'requests', 'ssl', 'gevent', 'rich', 'yaml', 'flask'} & set(sys.modules)))\n"
+        "    raise SystemExit(0)\n"
+        "os.execv = became\n"
+        "main(['server'])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=20, check=False)
+    assert done.stdout == "[]\n", done.stdout + done.stderr
+
+
+def test_the_installed_command_starts_the_control_plane(tmp_path) -> None:
+    """CLI-01: through a real exec: the settings error is the part's, exit status 2."""
+    done = subprocess.run(
+        [sys.executable, "-m", "llmgw.cli", "server", "--config", str(tmp_path / "none.yaml")],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert done.returncode == 2 and "none.yaml" in done.stderr and "Traceback" not in done.stderr

@@ -1,0 +1,102 @@
+"""The routers' listener of a running control plane."""
+
+import threading
+import time
+
+import pytest
+import requests
+
+from llmgw.wire.routing import MAX_REPORT, Activation, Report, decode_table, encode
+from tests.fakes.controlplane import ROUTER_TOKEN, ControlPlane, until
+
+HEADERS = {"Authorization": f"Bearer {ROUTER_TOKEN}", "Llmgw-Router": "router-1"}
+
+
+def ask(control_plane: ControlPlane, method: str, path: str, **options) -> requests.Response:
+    options.setdefault("headers", HEADERS)
+    return requests.request(method, f"{control_plane.routers}/router/v1/{path}", timeout=40, **options)
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"Llmgw-Router": "router-1"},
+        {"Authorization": f"Bearer {ROUTER_TOKEN}"},
+        {**HEADERS, "Llmgw-Router": "router-2"},
+        {**HEADERS, "Authorization": "Bearer wrong"},
+        {**HEADERS, "Authorization": f"Basic {ROUTER_TOKEN}"},
+    ],
+)
+def test_every_path_asks_for_the_routers_token(shared: ControlPlane, headers: dict[str, str]) -> None:
+    """SEC-01: the table holds engine keys; without the right token there is nothing."""
+    for method, path in (("GET", "table"), ("POST", "report"), ("POST", "activate"), ("GET", "nope")):
+        answer = ask(shared, method, path, headers=headers)
+        assert answer.status_code == 401 and answer.json()["code"] == "unauthorised"
+        assert ROUTER_TOKEN not in answer.text
+
+
+def test_a_poll_waits_for_a_change_and_no_longer(shared: ControlPlane) -> None:
+    """RTR-03: 200 with the table, 304 after the wait, 200 at once when a key is made."""
+    first = ask(shared, "GET", "table?wait=5")
+    table = decode_table(first.content)
+    assert first.status_code == 200 and table.models
+    unchanged = ask(shared, "GET", f"table?generation={table.generation}&wait=0")
+    assert unchanged.status_code == 304 and not unchanged.content
+    answers = []
+
+    def poll() -> None:
+        began = time.monotonic()
+        answers.append((ask(shared, "GET", f"table?generation={table.generation}&wait=30"), time.monotonic() - began))
+
+    polling = threading.Thread(target=poll)
+    polling.start()
+    made = requests.post(f"{shared.api}/api/v1/keys", json={"name": "wake", "models": ["small"]}, timeout=5).json()
+    polling.join(10)
+    answer, seconds = answers[0]
+    (key,) = [key for key in decode_table(answer.content).keys if key.id == made["id"]]
+    assert key.models == ("sim-small",) and len(key.digest) == 64 and seconds < 5
+    assert made["key"] not in answer.text
+    requests.delete(f"{shared.api}/api/v1/keys/{made['id']}", timeout=5)
+    after = decode_table(ask(shared, "GET", "table").content)
+    assert made["id"] not in {key.id for key in after.keys}
+    assert after.generation != table.generation
+
+
+@pytest.mark.parametrize("query", ["wait=31", "wait=-1", "wait=soon", "wait=nan"])
+def test_waits_are_bounded(shared: ControlPlane, query: str) -> None:
+    """RTR-13: nobody holds a connection for longer than agreed."""
+    answer = ask(shared, "GET", f"table?{query}")
+    assert answer.status_code == 400 and answer.json()["code"] == "validation_failed"
+
+
+def test_reports_arrive_and_are_limited(shared: ControlPlane) -> None:
+    """DEM-01: a report is taken; garbage, and what is too large, is not."""
+    report = Report(boot="b1", sequence=1, version="9.9")
+    assert ask(shared, "POST", "report", data=encode(report)).status_code == 204
+    until(lambda: [r for r in shared.get("status")["routers"] if r["boot"] == "b1"], "the router in the status")
+    assert shared.metric("llmgw_routers") == 1
+    for body in (b"", b"{", b"[]", b'{"boot": 1}', b"[" * 100_000, b'{"x":' * 100_000):
+        answer = ask(shared, "POST", "report", data=body)
+        assert answer.status_code == 400 and answer.json()["code"] == "validation_failed", body[:20]
+    large = ask(shared, "POST", "report", data=b" " * (MAX_REPORT + 1))
+    assert large.status_code == 413 and large.json()["code"] == "body_too_large"
+    chunked = ask(shared, "POST", "report", data=iter([b"{}"]))
+    assert chunked.status_code == 411
+
+
+def test_activation_answers_how_the_model_is_routed(shared: ControlPlane) -> None:
+    """DEM-02: by name or alias; a model that is not there is null."""
+    for name, found in (("sim-small", "sim-small"), ("small", "sim-small"), ("sim-off", "sim-off"), ("nope", None)):
+        answer = ask(shared, "POST", "activate", json={"model": name})
+        activation = Activation(model=None) if found is None else None
+        body = answer.json()
+        assert answer.status_code == 200
+        assert (body == {} and activation is not None) if found is None else body["model"]["name"] == found
+
+
+def test_other_paths_and_methods(shared: ControlPlane) -> None:
+    """API-04: the same shape for what is not there."""
+    assert ask(shared, "GET", "nope").json()["code"] == "not_found"
+    wrong = ask(shared, "GET", "report")
+    assert wrong.status_code == 405 and wrong.headers["Allow"] == "POST"

@@ -1,0 +1,312 @@
+"""Several workers: their deaths, their orderly end, and a start without a control plane."""
+
+import contextlib
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import threading
+import time
+
+import psutil
+import pytest
+import yaml
+
+from llmgw.wire.routing import RoutedModel, decode_table
+from tests.fakes import upstream as fake
+from tests.fakes.upstream import FakeUpstream
+from tests.unit.router.process import KEY, ROOT, TOKEN, Client, Router, endpoint, table_of, until
+
+CHAT = '{"model":"m","messages":[]}'
+STREAM = '{"model":"m","messages":[],"stream":true}'
+EVENT = fake.event({"choices": [{"delta": {"content": "x"}}]})
+
+
+@pytest.fixture
+def upstream():
+    one = FakeUpstream(key="ek-0123456789abcdef")
+    yield one
+    one.stop()
+
+
+def table(upstream, **fields):
+    return table_of(RoutedModel(name="m", state="ready", endpoints=(endpoint(upstream),)), **fields)
+
+
+def owner(router, client):
+    """The worker that holds a client's connection."""
+    local = client.sock.getsockname()[1]
+    for worker in router.workers:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for connection in psutil.Process(worker).net_connections("tcp"):
+                if connection.raddr and connection.raddr.port == local:
+                    return worker
+    return None
+
+
+def held_stream(router, upstream, release):
+    """A client in the middle of a stream that waits for ``release``."""
+    upstream.script.append(fake.hold(fake.chunked(EVENT), release, fake.chunked(fake.DONE) + fake.LAST))
+    client = router.connect()
+    client.post(STREAM)
+    client.read_until(EVENT)
+    return client
+
+
+def test_kill_9_of_a_worker(tmp_path, upstream):
+    """RTR-15: another worker's streams are unharmed, and the dead one is replaced."""
+    release = threading.Event()
+    with Router(tmp_path, table(upstream), workers=2) as router:
+        clients = {}
+
+        def both_have_one():
+            client = held_stream(router, upstream, release)
+            clients.setdefault(owner(router, client), client)
+            return len(clients) == 2
+
+        until(both_have_one, 15, "a stream on each worker")
+        before = set(router.workers)
+        victim, survivor = clients
+        os.kill(victim, signal.SIGKILL)
+        assert not clients[victim].answer().complete
+        until(lambda: len(router.workers) == 2 and set(router.workers) - before, 10, "a new worker")
+        release.set()
+        answer = clients[survivor].answer()
+        assert (answer.complete, answer.body) == (True, EVENT + fake.DONE)
+        assert survivor in router.workers
+        for client in clients.values():
+            client.sock.close()
+
+        def served():
+            with router.connect() as client:
+                client.post(CHAT)
+                return client.answer().status == 200
+
+        until(served, 5, "service")
+
+
+def test_graceful_stop(tmp_path, upstream):
+    """RTR-15: SIGTERM closes idle connections, lets streams finish, takes no new ones, exits 0."""
+    release = threading.Event()
+    with Router(tmp_path, table(upstream), workers=2) as router:
+        idle = router.connect()
+        idle.post(CHAT)
+        assert idle.answer().status == 200
+        silent = router.connect()
+        busy = held_stream(router, upstream, release)
+        router.process.send_signal(signal.SIGTERM)
+        idle.sock.settimeout(3)
+        assert idle.more() == b""
+        silent.sock.settimeout(3)
+        assert silent.more() == b""
+
+        def refused():
+            try:
+                Client(router.port).sock.close()
+            except ConnectionRefusedError:
+                return True
+            return False
+
+        until(refused, 5, "the listener's end")
+        assert router.process.poll() is None
+        release.set()
+        answer = busy.answer()
+        assert (answer.complete, answer.body) == (True, EVENT + fake.DONE)
+        assert busy.more() == b""
+        assert router.stop() == 0
+
+
+def test_a_stop_while_workers_start(tmp_path, upstream):
+    """RTR-15: a stop that meets a worker in its first moments is not lost: without that the master
+    waits for it through the whole drain time."""
+    with Router(tmp_path, table(upstream), workers=3) as router:
+        router.process.send_signal(signal.SIGTTIN)
+        until(lambda: len(router.workers) == 4, 5, "one more worker")
+        started = time.monotonic()
+        assert router.stop() == 0
+        assert time.monotonic() - started < 5
+
+
+def test_a_stream_is_not_waited_for_for_ever(tmp_path, upstream):
+    """RTR-15: the drain has a bound."""
+    release = threading.Event()
+    with Router(tmp_path, table(upstream), timeouts={"drain": "1s"}) as router:
+        busy = held_stream(router, upstream, release)
+        started = time.monotonic()
+        router.stop()
+        assert time.monotonic() - started < 6
+        assert not busy.answer().complete
+        release.set()
+
+
+def test_the_table_on_disk(tmp_path, upstream):
+    """RTR-03: mode 0600 since it holds engine keys; a router starts from it while no control plane
+    answers, and follows the control plane again when one does."""
+    with Router(tmp_path, table(upstream, generation="g5")) as router:
+        file = tmp_path / "state" / "route-table.json"
+        until(file.exists, 5, "the table on disk")
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600
+        assert stat.S_IMODE(file.parent.stat().st_mode) == 0o700
+        assert decode_table(file.read_bytes()) == table(upstream, generation="g5")
+        assert router.stop() == 0
+        router.control.stop()
+        router.control = None
+        router.start()
+        with router.connect() as client:
+            client.post(CHAT)
+            assert client.answer().status == 200
+            client.post(CHAT, key="wrong")
+            assert client.answer().status == 401
+        assert "does not answer" in router.log.read_text()
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"generation":1}', b"\xff\x00"])
+def test_a_damaged_table_on_disk(tmp_path, upstream, content):
+    """RTR-03: it is ignored with a word in the log, and the control plane is asked."""
+    (tmp_path / "state").mkdir(mode=0o700)
+    (tmp_path / "state" / "route-table.json").write_bytes(content)
+    with Router(tmp_path, table(upstream)) as router:
+        assert "is damaged and was ignored" in router.log.read_text()
+        with router.connect() as client:
+            client.post(CHAT)
+            assert client.answer().status == 200
+
+
+def test_without_any_table(tmp_path):
+    """RTR-14, RTR-02: alive, not ready, and every request told to come back."""
+    with Router(tmp_path, None) as router:
+        assert router.get("/healthz").status == 200
+        assert router.get("/readyz").status == 503
+        assert router.get("/").status == 200
+        for answer in (router.get("/v1/models", f"Authorization: Bearer {KEY}"), router.get("/v1/x")):
+            assert (answer.status, answer.code) == (503, "no_route_table")
+        with router.connect() as client:
+            client.post(CHAT)
+            answer = client.answer()
+            assert (answer.status, answer.code) == (503, "no_route_table")
+            assert int(answer.headers["retry-after"]) > 0
+
+
+def test_a_settling_control_plane_unroutes_nothing(tmp_path, upstream):
+    """REC-25: endpoints stay in use while the new control plane waits for its agents, also over a
+    restart of the router."""
+    with Router(tmp_path, table(upstream)) as router:
+        until((tmp_path / "state" / "route-table.json").exists, 5, "the table on disk")
+        router.control.publish(table_of(RoutedModel(name="m", state="loading"), generation="new-1", settling=True))
+        until(lambda: "settling=True" in router.log.read_text(), 5, "the new table")
+
+        def status():
+            with router.connect() as client:
+                client.post(CHAT)
+                return client.answer().status
+
+        assert status() == 200
+        assert router.stop() == 0
+        router.start()
+        assert status() == 200
+        router.control.publish(table_of(RoutedModel(name="m", state="loading"), generation="new-2"))
+        until(lambda: status() == 503, 5, "the settled table")
+
+
+def test_an_endpoint_that_leaves(tmp_path, upstream):
+    """RTR-03: no new request goes to it, and its running stream finishes."""
+    release = threading.Event()
+    other = FakeUpstream(key=upstream.key)
+    with Router(tmp_path, table(upstream)) as router:
+        busy = held_stream(router, upstream, release)
+        model = RoutedModel(name="m", state="ready", endpoints=(endpoint(other, "e9"),))
+        router.control.publish(table_of(model, generation="g2"))
+
+        def moved():
+            with router.connect() as client:
+                client.post(CHAT)
+                assert client.answer().status == 200
+            return other.received
+
+        until(moved, 5, "the new endpoint")
+        seen = len(upstream.received)
+        assert moved()
+        assert len(upstream.received) == seen
+        release.set()
+        assert busy.answer().complete
+    other.stop()
+
+
+def test_a_wrong_router_token(tmp_path, upstream):
+    """RTR-03: said once, with the remedy; the token itself is in no line."""
+    with Router(tmp_path, None) as router:
+        assert router.stop() == 0
+    with Router(tmp_path, table(upstream)) as router:
+        (tmp_path / "token").write_text("rt-wrong0123456789abcdef\n")
+        assert router.stop() == 0
+        (tmp_path / "state" / "route-table.json").unlink()
+        router.start(wait=False)
+        until(lambda: "does not accept this router's token" in router.log.read_text(), 5, "the remedy")
+        assert router.get("/readyz").status == 503
+    assert "rt-wrong" not in router.log.read_text()
+
+
+def test_secrets_are_in_no_log_and_no_command_line(tmp_path, upstream):
+    """SEC-03: the router's token, engine keys and clients' keys."""
+    with Router(tmp_path, table(upstream), log={"level": "debug"}) as router, router.connect() as client:
+        client.post(CHAT)
+        client.answer()
+        upstream.script.append(fake.reset)
+        upstream.script.append(fake.reset)
+        client.post(CHAT)
+        client.answer()
+        client.post(CHAT, key="sk-llmgw-wrong-0123456789")
+        client.answer()
+        lines = [" ".join(psutil.Process(pid).cmdline()) for pid in (router.process.pid, *router.workers)]
+        text = router.log.read_text() + "\n".join(lines)
+    for secret in (TOKEN, upstream.key, KEY, "sk-llmgw-wrong-0123456789"):
+        assert secret not in text
+
+
+def test_reload(tmp_path, upstream):
+    """RTR-15: SIGHUP takes new settings into new workers; with faults the ones in use stay."""
+    with Router(tmp_path, table(upstream)) as router:
+        before = set(router.workers)
+        config = tmp_path / "router.yaml"
+        settings = yaml.safe_load(config.read_text())
+        config.write_text(yaml.safe_dump({**settings, "wrkers": 3}))
+        router.process.send_signal(signal.SIGHUP)
+        until(lambda: "did you mean workers" in router.log.read_text(), 5, "the fault")
+        assert router.process.poll() is None
+        config.write_text(yaml.safe_dump({**settings, "limits": {"body_bytes": 2000}}))
+        router.process.send_signal(signal.SIGHUP)
+        until(lambda: router.workers and not before & set(router.workers), 10, "new workers")
+        until(lambda: router.get("/readyz").status == 200, 5, "a table")
+        with router.connect() as client:
+            client.post(json.dumps({"model": "m", "x": "a" * 3000}))
+            assert client.answer().status == 413
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (
+            {"listen": "nowhere", "workers": 0, "limits": {"body": 1}},
+            ["listen: ", "workers: ", "limits.body: ", "did you mean limits.body_bytes"],
+        ),
+        ({"state_dir": "/proc/x"}, ["state_dir: /proc/x cannot be made"]),
+        ({"token_file": "/nowhere/token"}, ["/nowhere/token: ", "cannot be read"]),
+    ],
+)
+def test_faulty_settings(tmp_path, settings, words):
+    """TST-7: all faults at once with their place, status 2, no traceback."""
+    config = tmp_path / "router.yaml"
+    config.write_text(yaml.safe_dump({"state_dir": str(tmp_path / "state"), **settings}))
+    done = subprocess.run(
+        [sys.executable, "-m", "router.main", "--config", str(config)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=20,
+    )
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    for word in words:
+        assert word in done.stderr
