@@ -149,7 +149,7 @@ class Shard:
         the recorded process runs; ``found`` are live processes with our marker."""
         record = stored.record
         process, age = (record.process, stored.age) if stored.alive else (None, None)
-        if False:
+        if process is None and record.process is None and found is not None:
             # Launched, but the agent died before it could write the pid down.
             process, age = found.main, found.age
         self.ending = record.ending

@@ -71,7 +71,7 @@ class Journal:
         self._file = file
         self._clock = clock
         self._committed = on_committed
-        self._epoch = epoch
+        self.epoch = epoch
         self._max_bytes = max_bytes
         self._pending: deque[tuple[int | None, tuple[Entry, ...]]] = deque()
         self._notes = 0
@@ -123,7 +123,7 @@ class Journal:
                 at=at,
                 kind=decision.kind,
                 reason=decision.reason,
-                epoch=self._epoch,
+                epoch=self.epoch,
                 batch=batch,
                 model=decision.model,
                 replica=decision.replica,

@@ -17,8 +17,6 @@ from collections.abc import Callable, Iterable  # noqa: E402
 from pathlib import Path  # noqa: E402
 from typing import Any  # noqa: E402
 
-import gevent  # noqa: E402
-
 from controlplane.api.app import MAX_BODY, create_app  # noqa: E402
 from controlplane.catalog.load import load_catalog  # noqa: E402
 from controlplane.catalog.model import Catalog  # noqa: E402
@@ -51,6 +49,7 @@ from controlplane.services.context import Services  # noqa: E402
 from controlplane.services.errors import Refused  # noqa: E402
 from controlplane.services.fleet import Fleet  # noqa: E402
 from controlplane.services.keys import Keys  # noqa: E402
+from controlplane.services.recovery import once_answered  # noqa: E402
 from controlplane.services.status import Identity, Status  # noqa: E402
 from controlplane.settings import load  # noqa: E402
 from controlplane.store.port import ApiKey, Store, StoreError, StoreUnavailable  # noqa: E402
@@ -68,7 +67,6 @@ log = Logger("llmgw.server")
 decisions = Logger("llmgw.decision")
 
 DEFAULT_CONFIG = Path("/etc/llmgw/controlplane.yaml")
-RETRY_STORE = 5.0
 OPENING = 30.0
 """Seconds the store has at the start."""
 
@@ -76,9 +74,9 @@ OPENING = 30.0
 class ControlPlane:
     """Everything of one control plane, wired. ``start`` binds the listeners."""
 
-    def __init__(self, settings: Loaded, catalog: Catalog, tokens: FleetTokens, config: Path | None) -> None:
+    def __init__(self, settings: Loaded, catalog: Catalog, tokens: FleetTokens, reread: Callable[[], Loaded]) -> None:
         self._settings = settings
-        self._config = config
+        self._reread = reread
         self._tokens = tokens
         self._clock = SystemClock()
         state_dir = _make_state_dir(settings["state_dir"])
@@ -93,7 +91,7 @@ class ControlPlane:
 
         epoch, secret, keys, cordons = self._store.call(open_with, timeout=OPENING)
         boot = secrets.token_hex(4)
-        identity = Identity(__version__, epoch, boot, self._clock.monotonic())
+        identity = Identity(__version__, boot, self._clock.monotonic(), lambda: self._loop.epoch)
         self._inbox = Inbox()
         self._publisher = Publisher(boot)
         self._journal = Journal(
@@ -202,7 +200,7 @@ class ControlPlane:
     def reload(self) -> None:
         """SIGHUP: tokens, catalog and log level; what is faulty stays as it was."""
         try:
-            set_level(off_hub(load, self._config, os.environ)["log.level"])
+            set_level(off_hub(self._reread)["log.level"])
         except SettingsError as error:
             log.error("the settings file was refused, the log level stays", faults=error)
         try:
@@ -244,17 +242,8 @@ class ControlPlane:
 
     def _raise_epoch(self, effect: EpochRaised) -> None:
         log.warning("an agent had seen a higher epoch: commands carry a new one", epoch=effect.epoch)
-        gevent.spawn(self._keep_epoch, effect.epoch)
-
-    def _keep_epoch(self, epoch: int) -> None:
-        while True:
-            try:
-                self._store.call(lambda store: store.raise_epoch(epoch))
-            except StoreUnavailable as error:
-                log.error("the epoch is not persisted yet", epoch=epoch, why=error)
-                gevent.sleep(RETRY_STORE)
-            else:
-                return
+        self._journal.epoch = effect.epoch
+        once_answered(self._store, lambda store: store.raise_epoch(effect.epoch), lambda _: None)
 
     def _note(self, effect: Note) -> None:
         _tell(effect.decision)
@@ -326,7 +315,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--version", action="version", version=f"llmgw {__version__}")
     options = parser.parse_args(arguments)
     config: Path | None = options.config or (DEFAULT_CONFIG if DEFAULT_CONFIG.exists() else None)
-    settings = load(config, os.environ, {"log.level": options.log_level})
+
+    def read() -> Loaded:
+        return load(config, os.environ, {"log.level": options.log_level})
+
+    settings = read()
     catalog, tokens = _load_all(settings)
     if options.check:
         figures = f"{len(catalog.models)} models, {len(tokens.nodes)} nodes, {len(tokens.routers)} routers"
@@ -334,12 +327,12 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     configure(settings["log.level"], settings["log.format"])
     logging.getLogger("alembic").setLevel(logging.WARNING)
-    return _serve(settings, catalog, tokens, config)
+    return _serve(settings, catalog, tokens, read)
 
 
-def _serve(settings: Loaded, catalog: Catalog, tokens: FleetTokens, config: Path | None) -> int:
+def _serve(settings: Loaded, catalog: Catalog, tokens: FleetTokens, reread: Callable[[], Loaded]) -> int:
     try:
-        control_plane = ControlPlane(settings, catalog, tokens, config)
+        control_plane = ControlPlane(settings, catalog, tokens, reread)
     except (StoreError, StoreUnavailable) as error:
         raise SettingsError("llmgw server", [Fault("state_dir", str(error))]) from error
     control_plane.start()

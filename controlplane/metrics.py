@@ -147,7 +147,7 @@ class Metrics:
             "llmgw_nodes", "Nodes by status.", ("status",), (((word,), count) for word, count in statuses.items())
         )
         gauges: Mapping[str, tuple[str, float]] = {
-            "llmgw_leadership_epoch": ("Epoch of this control plane's commands.", sources.identity.epoch),
+            "llmgw_leadership_epoch": ("Epoch of this control plane's commands.", sources.identity.epoch()),
             "llmgw_settling": ("1 while nothing is placed after a start.", sources.fleet.view.settling.active),
             "llmgw_agent_sessions": ("Agents in session.", sources.agents.sessions),
             "llmgw_agent_connections_pending": ("Connections that have not said hello.", sources.agents.pending),

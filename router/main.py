@@ -46,7 +46,7 @@ _STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
 
 
 class _Arbiter(Arbiter):  # type: ignore[misc]
-    """gunicorn's master, less one race: a worker inherits the master's signal handlers, so
+    """gunicorn's master, less a race: a worker inherits the master's signal handlers, so
     a stop that reached it before it had its own was lost, and the master waited for it
     through the whole drain time."""
 
@@ -56,6 +56,15 @@ class _Arbiter(Arbiter):  # type: ignore[misc]
             return super().spawn_worker()
         finally:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPS)
+
+    def reload(self) -> None:
+        """SIGHUP: new workers with the settings as they are now; with faults nothing changes."""
+        try:
+            self.app.take_settings()
+        except SettingsError as error:
+            log.error("the settings were not reloaded", why=error)
+        else:
+            super().reload()
 
 
 def _forked(arbiter: Any, worker: Any) -> None:
@@ -71,10 +80,11 @@ class RouterApplication(BaseApplication):  # type: ignore[misc]
 
     def __init__(self, config: Path | None) -> None:
         self._config = config
-        self._take()
+        self.take_settings()
         super().__init__()
 
-    def _take(self) -> None:
+    def take_settings(self) -> None:
+        """Read and validate the settings. Raises ``SettingsError``."""
         self.settings = load(self._config)
         self.token = read_secret(self.settings["token_file"])
         logs.configure(self.settings["log.level"], self.settings["log.format"])
@@ -110,15 +120,6 @@ class RouterApplication(BaseApplication):  # type: ignore[misc]
     def run(self) -> None:
         """Keep workers until told to stop."""
         _Arbiter(self).run()
-
-    def reload(self) -> None:
-        """SIGHUP: read the settings again; with faults the ones in use stay."""
-        try:
-            self._take()
-        except SettingsError as error:
-            log.error("the settings were not reloaded", why=error)
-            return
-        super().reload()
 
 
 def _ready(arbiter: Any) -> None:

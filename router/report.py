@@ -49,13 +49,15 @@ class Reporter:
 
 
 def build(routes: Routes, boot: str, sequence: int, now: float) -> Report:
-    """The report of one moment. ``now`` is monotonic seconds."""
+    """The report of one moment: every endpoint of the table, and those that left it with
+    requests still running (REC-06). ``now`` is monotonic seconds."""
+    leaving = [live for live in routes.leaving if live.inflight]
     return Report(
         boot=boot,
         sequence=sequence,
         version=llmgw.__version__,
         generation=routes.table.generation,
-        endpoints=tuple(_load(live, now) for live in routes.live.values()),
+        endpoints=tuple(_load(live, now) for live in (*routes.live.values(), *leaving)),
     )
 
 

@@ -61,21 +61,26 @@ class Route:
 
 
 class Routes:
-    """A route table, indexed. ``models`` holds names and aliases."""
+    """A route table, indexed. ``models`` holds names and aliases; ``leaving`` are the
+    endpoints that are in no table any more and still have requests."""
 
-    __slots__ = ("keys", "live", "models", "table")
+    __slots__ = ("keys", "leaving", "live", "models", "table")
 
-    def __init__(self, table: RouteTable, models: dict[str, Route], live: dict[str, Live]) -> None:
+    def __init__(
+        self, table: RouteTable, models: dict[str, Route], live: dict[str, Live], leaving: tuple[Live, ...] = ()
+    ) -> None:
         self.table = table
         self.models = models
         self.live = live
+        self.leaving = leaving
         self.keys = KeyRing(table.keys)
 
 
 def build(table: RouteTable, previous: Routes | None = None) -> Routes:
     """Index ``table``; endpoints that ``previous`` has at the same address keep their
     live state. A model's own name wins over another's alias."""
-    known = previous.live if previous is not None else {}
+    held_before = (*previous.leaving, *previous.live.values()) if previous is not None else ()
+    known = {held.endpoint.id: held for held in held_before}
     live: dict[str, Live] = {}
     routes = []
     for model in table.models:
@@ -95,7 +100,9 @@ def build(table: RouteTable, previous: Routes | None = None) -> Routes:
     for route in routes:
         for alias in route.model.aliases:
             models.setdefault(alias, route)
-    return Routes(table, models, live)
+    # A drain ends when no router reports requests on the replica: forgetting these would cut them off.
+    leaving = tuple(held for held in held_before if held.inflight and live.get(held.endpoint.id) is not held)
+    return Routes(table, models, live, leaving)
 
 
 def settle(known: RouteTable | None, fresh: RouteTable) -> RouteTable:

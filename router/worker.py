@@ -1,14 +1,18 @@
 """The worker process: gunicorn's gevent worker, with connections of our own (RTR-15).
 
-gunicorn keeps the processes, the listener, the heartbeat and the graceful stop; what
-happens on a connection is ``service``.
+gunicorn keeps the processes, the listener and watches the heartbeat; what happens on a
+connection is ``service``.
 """
 
 import _socket
 import gc
+from functools import partial
+from time import monotonic
 from typing import Any
 
 import gevent
+from gevent.pool import Pool
+from gevent.server import StreamServer
 from gunicorn.workers.ggevent import GeventWorker
 
 from llmgw.runtime.logs import Logger
@@ -21,14 +25,16 @@ from router.sync import Sync
 
 log = Logger("router.worker")
 
-STOP_CHECK_SECONDS = 0.1
+BEAT_SECONDS = 0.1
+"""How often a worker tells the master that it lives, and looks whether it shall end."""
 
 
 class RouterWorker(GeventWorker):  # type: ignore[misc]
     """Serves connections with ``router.service.Service``."""
 
     def run(self) -> None:
-        """Start what runs beside the connections, then accept until told to stop."""
+        """Serve until told to stop, then drain: idle connections end at once, running
+        answers within ``timeouts.drain``."""
         settings = self.app.settings
         control = Control(settings["control_plane"], settings["router_id"], self.app.token)
         self.service = service = Service(settings)
@@ -37,20 +43,41 @@ class RouterWorker(GeventWorker):  # type: ignore[misc]
         self.stall = StallDetector().start()
         gevent.spawn(sync.run)
         gevent.spawn(Reporter(control).run, lambda: service.routes)
-        gevent.spawn(self._watch_for_stop)
         # What exists now stays: collections need not look at it again.
         gc.collect()
         gc.freeze()
         gc.set_threshold(10000, 20, 50)
-        super().run()
-
-    def _watch_for_stop(self) -> None:
+        servers = [self._listen(sock) for sock in self.sockets]
         while self.alive:
-            gevent.sleep(STOP_CHECK_SECONDS)
-        self.service.end()
+            self.notify()
+            gevent.sleep(BEAT_SECONDS)
+        for server in servers:
+            server.close()
+        service.end()
+        self._drain(servers)
+
+    def _listen(self, sock: Any) -> StreamServer:
+        sock.setblocking(True)
+        connections = Pool(self.worker_connections)
+        server = StreamServer(sock, handle=partial(self.handle, sock), spawn=connections)
+        # One at a time, so that workers share what comes in.
+        server.max_accept = 1 if self.cfg.workers > 1 else 100
+        server.start()
+        return server
+
+    def _drain(self, servers: list[StreamServer]) -> None:
+        until = monotonic() + self.cfg.graceful_timeout
+        while any(len(server.pool) for server in servers):
+            if monotonic() >= until:
+                log.warning("answers cut at the end of the drain", count=sum(len(server.pool) for server in servers))
+                for server in servers:
+                    server.pool.kill(timeout=1)
+                return
+            self.notify()
+            gevent.sleep(BEAT_SECONDS)
 
     def handle(self, listener: Any, client: Any, addr: Any) -> None:
-        """Serve one accepted connection. Called by gunicorn, in a greenlet of its own."""
+        """Serve one accepted connection. Called in a greenlet of its own."""
         del listener, addr
         family, proto = client.family, client.proto
         sock = _socket.socket(family, _socket.SOCK_STREAM, proto, client.detach())

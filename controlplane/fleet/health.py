@@ -41,7 +41,7 @@ def failed_start(
         )
         return {"failures": health.failures}
     full = min(settings.backoff_first * 2.0 ** (health.failures - 1), settings.backoff_limit)
-    delay = full * 1.0
+    delay = full * fleet.rng.uniform(0.75, 1.25)
     health.backoff_until = fleet.now + delay
     return {"failures": health.failures, "backoff": round(delay, 1)}
 

@@ -15,6 +15,7 @@ from controlplane.planning.overlay import Claims, Overlay
 from controlplane.planning.view import FleetView, NodeView, Reason, ReplicaView, ShardView, Verdict
 from controlplane.publish.table import Publisher
 from controlplane.services.errors import Refused, busy, not_found, store_unavailable
+from controlplane.services.recovery import once_answered
 from controlplane.store.port import StoreUnavailable
 from controlplane.store.writer import StoreWriter
 from llmgw.runtime.clock import Clock
@@ -73,6 +74,12 @@ class Fleet:
         try:
             self._store.call(lambda store: store.set_cordon(node_id, cordon))
         except StoreUnavailable as error:
+            if error.uncertain:
+                once_answered(
+                    self._store,
+                    lambda store: store.cordons().get(node_id),
+                    lambda kept: self._inbox.force(CordonSet(node_id, kept)),
+                )
             raise store_unavailable(error) from error
         self._inbox.force(CordonSet(node_id, cordon))
         shown = self.node(node_id)

@@ -4,13 +4,13 @@ import hashlib
 import secrets
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
-
-import gevent
+from typing import TypeVar
 
 from controlplane.catalog.model import Catalog
 from controlplane.publish.table import Publisher
 from controlplane.services.errors import invalid, not_found, store_unavailable
-from controlplane.store.port import ApiKey, StoreUnavailable
+from controlplane.services.recovery import once_answered
+from controlplane.store.port import ApiKey, Store, StoreUnavailable
 from controlplane.store.writer import StoreWriter
 from llmgw.runtime.clock import Clock
 from llmgw.runtime.logs import Logger
@@ -19,10 +19,11 @@ from llmgw.wire.routing import RoutedKey
 
 log = Logger("llmgw.keys")
 
+T = TypeVar("T")
+
 PREFIX = "sk-llmgw-"
 RANDOM_BYTES = 24
 SHOWN = len(PREFIX) + 4
-RELOAD_EVERY = 5.0
 
 
 def digest(key: str) -> str:
@@ -83,44 +84,26 @@ class Keys:
         if key_id not in self._keys:
             raise not_found("key", key_id)
         now = self._clock.now().timestamp()
-        revoked = self._store_revocation(key_id, now, actor)
+        revoked = self._change(lambda store: store.revoke_key(key_id, now, actor))
+        if revoked is None:
+            raise not_found("key", key_id)
         self._keys[key_id] = revoked
         self._publish()
         log.info("key revoked", key=key_id, actor=actor)
         return revoked
 
-    def _store_revocation(self, key_id: str, now: float, actor: str) -> ApiKey:
+    def _change(self, work: Callable[[Store], T]) -> T:
         try:
-            revoked = self._store.call(lambda store: store.revoke_key(key_id, now, actor))
+            return self._store.call(work)
         except StoreUnavailable as error:
-            self._after_failure(error)
-            raise store_unavailable(error) from error
-        if revoked is None:
-            raise not_found("key", key_id)
-        return revoked
-
-    def _change(self, work: Callable[..., None]) -> None:
-        try:
-            self._store.call(work)
-        except StoreUnavailable as error:
-            self._after_failure(error)
+            if error.uncertain:
+                once_answered(self._store, lambda store: store.api_keys(), self._learn)
             raise store_unavailable(error) from error
 
-    def _after_failure(self, error: StoreUnavailable) -> None:
-        if error.uncertain:
-            gevent.spawn(self._reload)
-
-    def _reload(self) -> None:
-        """Learn what a commit of unknown outcome did, once the store answers again."""
-        while True:
-            gevent.sleep(RELOAD_EVERY)
-            try:
-                keys = self._store.call(lambda store: store.api_keys())
-            except StoreUnavailable:
-                continue
-            self._keys = {key.id: key for key in keys}
-            self._publish()
-            return
+    def _learn(self, keys: Sequence[ApiKey]) -> None:
+        """What a commit of unknown outcome did."""
+        self._keys = {key.id: key for key in keys}
+        self._publish()
 
     def _canonical(self, models: Sequence[str]) -> tuple[str, ...]:
         catalog = self._catalog()

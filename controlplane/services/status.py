@@ -15,12 +15,12 @@ from llmgw.runtime.clock import Clock
 
 @dataclass(frozen=True)
 class Identity:
-    """Who this control plane is. ``started`` is monotonic."""
+    """Who this control plane is. ``started`` is monotonic; ``epoch`` can rise."""
 
     version: str
-    epoch: int
     boot: str
     started: float
+    epoch: Callable[[], int]
 
 
 class Status:
@@ -62,7 +62,7 @@ class Status:
         ]
         return {
             "version": self._identity.version,
-            "epoch": self._identity.epoch,
+            "epoch": self._identity.epoch(),
             "uptime_seconds": now - self._identity.started,
             "settling": {
                 "active": view.settling.active,

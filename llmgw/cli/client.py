@@ -80,7 +80,7 @@ class Client:
     ) -> dict[str, Any]:
         import requests  # noqa: PLC0415 - not before a part had the chance to start
         from urllib3.exceptions import HTTPError  # noqa: PLC0415
-        from urllib3.exceptions import TimeoutError as Late
+        from urllib3.exceptions import TimeoutError as Late  # noqa: PLC0415
 
         session = requests.Session()
         session.trust_env = False  # neither proxies nor .netrc belong between us and the API

@@ -48,6 +48,7 @@ class Cluster:
         self.down: set[str] = set()
         """Hosts that are off."""
         self._generation = 0
+        self.monitor.in_flight = self._in_flight
         self.control = self._new_control()
         for name in self.hosts:
             self.start_agent(name)
@@ -177,6 +178,14 @@ class Cluster:
         """End a router; it comes back later."""
         self.routers[name].kill()
         self.world.after(delay, self.start_router, name)
+
+    def _in_flight(self, endpoint: str) -> list[tuple[str, int]]:
+        publisher = self.control.publisher
+        return [
+            (name, count)
+            for name, router in self.routers.items()
+            if publisher is not None and (count := router.certain_load(publisher.generation, endpoint))
+        ]
 
     # ------------------------------------------------------------ peace
 

@@ -33,6 +33,10 @@ Reply = Callable[[int, bytes], None]
 """Takes the status and body of an answer to a router."""
 
 
+def _nothing(_: events.Decision) -> None:
+    """Nobody wants to know."""
+
+
 @dataclass(frozen=True, slots=True)
 class JournalEntry:
     """A decision on disk, and since when."""
@@ -57,12 +61,15 @@ class Durable:
     starts: int = 0
     journal_delay: float = 0.0
     """Seconds a commit may take on top of the usual."""
+    on_decision: Callable[[events.Decision], None] = _nothing
+    """Told of each decision that becomes durable, and of each note."""
 
     def append(self, entry: JournalEntry) -> None:
         """A decision is durable."""
         self.journal.append(entry)
         if entry.decision.replica is not None:
             self.decided.setdefault(entry.decision.replica, []).append(entry)
+        self.on_decision(entry.decision)
 
 
 class _Steps(driver.Driver):
@@ -302,6 +309,7 @@ class ControlProcess(Process):
     def _note(self, effect: events.Note) -> None:
         self.burn()
         self.log(describe(effect))
+        self.durable.on_decision(effect.decision)
 
     def _publish(self, effect: events.PublishRoutes) -> None:
         self.burn()

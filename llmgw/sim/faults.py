@@ -56,7 +56,8 @@ class Storm:
             (1.5, self.change_profile),
             (2, self.cordon),
         )
-        self._weights = [weight for weight, _ in table]
+        # Each seed has a mood of its own: some kinds often, some never.
+        self._weights = [weight * self.rng.choice((0.0, 0.3, 1.0, 1.0, 3.0)) for weight, _ in table]
         self._kinds = [kind for _, kind in table]
 
     def start(self) -> None:
@@ -69,6 +70,8 @@ class Storm:
 
     def _strike(self) -> None:
         if not self.on:
+            return
+        if not any(self._weights):
             return
         (kind,) = self.rng.choices(self._kinds, self._weights)
         kind()

@@ -4,7 +4,9 @@ Nobody's view is asked: neither the control plane's nor an agent's.
 """
 
 from collections import Counter
+from collections.abc import Callable, Iterable
 
+from controlplane.events import Decision
 from llmgw.sim.control_process import Durable
 from llmgw.sim.host import Host, Proc
 from llmgw.sim.world import Violation, World
@@ -24,6 +26,9 @@ class Monitor:
         self._durable = durable
         self._hosts = hosts
         self._epochs: dict[str, int] = {}
+        self.in_flight: Callable[[str], Iterable[tuple[str, int]]] = lambda _: ()
+        """Routers that know the present table and have requests on an endpoint."""
+        durable.on_decision = self.decided
         for host in hosts.values():
             host.on_signal = self._signalled
 
@@ -44,6 +49,14 @@ class Monitor:
         if epoch < highest:
             raise Violation("epoch", f"node {node} took a command of epoch {epoch} after one of {highest}")
         self._epochs[node] = epoch
+
+    def decided(self, decision: Decision) -> None:
+        """The control plane decided or noted something."""
+        if decision.kind in ("quarantine", "invariant"):
+            raise Violation("own-check", f"the control plane found a fault of its own: {decision.reason}")
+        if decision.kind == "stop" and decision.replica is not None and "no request left" in decision.reason:
+            for name, count in self.in_flight(decision.replica):
+                raise Violation("drain", f"{decision.replica} is stopped with {count} requests of router {name} left")
 
     # ------------------------------------------------------------ processes
 

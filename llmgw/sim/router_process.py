@@ -13,6 +13,7 @@ from llmgw.sim.control_process import HOST as CONTROL
 from llmgw.sim.control_process import ControlProcess
 from llmgw.sim.host import Host
 from llmgw.sim.network import Network
+from llmgw.sim.node_watch import address_of
 from llmgw.sim.world import Process, World
 from llmgw.wire.routing import (
     Endpoint,
@@ -28,6 +29,7 @@ WAIT = 25.0
 TIMEOUT = 35.0
 REPORT = 1.0
 PAUSE = 1.0
+HEARD = 1.5
 
 
 class RouterProcess(Process):
@@ -53,12 +55,13 @@ class RouterProcess(Process):
         self._network = network
         self._token = token
         self._control = control
-        self._hosts = {f"10.0.0.{host.name.removeprefix('n')}": host for host in hosts.values()}
+        self._hosts = {address_of(host.name): host for host in hosts.values()}
         self._boot = f"{name}-{generation}"
         self._sequence = 0
         self._generation = ""
         self._inflight: Counter[str] = Counter()
         self._poll_number = 0
+        self._heard = 0.0
 
     def start(self) -> None:
         """Begin to poll, to report and to serve."""
@@ -111,6 +114,7 @@ class RouterProcess(Process):
         )
         control = self._control()
         if control.up and self._reachable():
+            self._heard = self.world.now
             self.world.after(self._network.delay(), control.run, control.report, self.host, self._token, body)
 
     # ------------------------------------------------------------ with clients
@@ -129,6 +133,12 @@ class RouterProcess(Process):
 
     def _answered(self, endpoint_id: str) -> None:
         self._inflight[endpoint_id] -= 1
+
+    def certain_load(self, generation: str, endpoint_id: str) -> int:
+        """Requests in flight on an endpoint, if this router is up to date and was heard
+        just now: then the control plane must know of them."""
+        fresh = self.alive and self._generation == generation and self.world.now - self._heard < HEARD
+        return self._inflight[endpoint_id] if fresh else 0
 
     def try_endpoint(self, endpoint: Endpoint) -> str:
         """What a request to it would meet now: ``ok``, ``refused`` (nobody there),

@@ -207,7 +207,7 @@ def test_bad_requests_to_the_router(serving: tuple[Cluster, OpenStream, Any]) ->
     for body, code in (
         (b"", "invalid_json"),
         (b"{", "invalid_json"),
-        (b"[]", "invalid_json"),
+        (b"[]", "invalid_request"),
         (b'{"model": 7}', None),
         (b'{"messages": []}', "missing_model"),
         (b'{"model": "endless"' + b" " * 10, "invalid_json"),

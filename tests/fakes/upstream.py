@@ -115,6 +115,16 @@ class FakeUpstream:
             for connection in self._open:
                 connection.close()
 
+    def hang_up(self) -> None:
+        """End the open connections in good order, and wait until the peers have ended theirs."""
+        with self._lock:
+            for connection in self._open:
+                connection.shutdown(socket.SHUT_WR)
+        deadline = time.monotonic() + 5
+        while self._open:
+            assert time.monotonic() < deadline, "a peer holds on to an ended connection"
+            time.sleep(0.001)
+
     def _accept(self) -> None:
         while True:
             try:

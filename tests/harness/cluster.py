@@ -6,7 +6,7 @@ import secrets
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -278,12 +278,14 @@ class Cluster:
         self.secrets[f"engine key {key[:6]}"] = key
         return key
 
-    def serve(self, *models: str, seconds: float = 30.0) -> str:
-        """Wait until every model answers through the router. Returns the API key used."""
+    def serve(self, *models: str, ready: Iterable[str] = (), seconds: float = 30.0) -> str:
+        """Wait until every model answers through the router, and those of ``ready``, which would
+        take too long to ask, are ready. Returns the API key used."""
         key = self.make_key()
         client = self.client(key)
-        for model in models:
+        for model in (*models, *ready):
             until(lambda model=model: self.replica(model), seconds, f"{model} is ready")  # type: ignore[misc]
+        for model in models:
             until(lambda model=model: self.answers(client, model), 10, f"the router serves {model}")  # type: ignore[misc]
         return key
 

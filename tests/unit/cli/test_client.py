@@ -108,7 +108,7 @@ HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 10
     [
         (b"", False, "does not answer in time"),
         (HEAD + b'{"level"', False, "does not answer in time"),
-        (HEAD + b'{"level": "info"}', True, "not as the admin API"),
+        (HEAD + b'{"level": "info"}', True, "does not answer"),
         (b"SSH-2.0-OpenSSH_9.9\r\n", True, "does not answer"),
     ],
     ids=["nothing", "half an answer", "a short answer", "another protocol"],

@@ -33,9 +33,11 @@ def upstreams():
 
 @pytest.fixture(autouse=True)
 def unscripted(upstreams):
-    """Each test begins without what another scripted."""
+    """Each test begins without what another scripted, and without its connections: what fails on a
+    reused one is sent again (tested below)."""
     for one in upstreams:
         one.script.clear()
+        one.hang_up()
 
 
 @pytest.fixture(scope="module")

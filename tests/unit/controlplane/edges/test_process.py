@@ -112,11 +112,11 @@ def test_the_epoch_rises_with_every_start_and_keys_stay(started: ControlPlane) -
     again.close()
 
 
-def test_a_second_control_plane_is_kept_out(started: ControlPlane) -> None:
+def test_a_second_control_plane_is_kept_out(shared: ControlPlane) -> None:
     """HA-01: the lock on the database names the process that holds it."""
-    second = run("--config", str(started.config))
+    second = run("--config", str(shared.config))
     assert second.returncode == 2
-    assert f"another control plane uses it (process {started.process.pid})" in second.stderr
+    assert f"another control plane uses it (process {shared.process.pid})" in second.stderr
     assert "Traceback" not in second.stderr
 
 
