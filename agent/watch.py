@@ -14,7 +14,7 @@ from agent.engines import ADAPTERS
 from agent.events import Event, Exited, Gone, InventoryRead, Lingering, Measured
 from agent.hardware import Devices
 from agent.hardware.base import HardwareError, Reading
-from agent.hardware.host import measure_host, read_filesystems, read_host
+from agent.hardware.host import HostMeter, memory_available, read_filesystems, read_host
 from agent.installs import locate, probe
 from agent.settings import Config
 from agent.supervise.base import Supervisor
@@ -86,6 +86,7 @@ class NodeWatch:
         self._engines = {name: EngineInstall(name=name, state="probing") for name in config.engines}
         self._reading: Reading | None = None
         self._device_fault = ""
+        self._meter = HostMeter()
         self._cpu: dict[ShardKey, tuple[float, float]] = {}
 
     # ------------------------------------------------------------ inventory
@@ -110,7 +111,7 @@ class NodeWatch:
             engine_ports=self._config.engine_ports,
             devices=None if reading is None else {each.device.uuid: each for each in reading.devices},
             own_pids=frozenset(pid for pids in members.values() for pid in pids),
-            memory_available=measure_host().memory_available_bytes,
+            memory_available=memory_available(),
         )
 
     @property
@@ -175,7 +176,7 @@ class NodeWatch:
         self._cpu = {key: self._cpu[key] for key in members}
         own = frozenset(pid for pids in members.values() for pid in pids)
         measured = replace(
-            measure_host(),
+            self._meter.read(),
             devices=self._device_use(own),
             shards=shards,
             filesystems=offload(read_filesystems, self._config.weights_dirs) if self._config.weights_dirs else (),

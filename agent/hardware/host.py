@@ -100,12 +100,35 @@ def read_filesystems(directories: tuple[Path, ...]) -> tuple[Filesystem, ...]:
     return tuple(found)
 
 
-def measure_host() -> Measurements:
-    """Load and memory now; CPU use since the last call."""
-    memory = psutil.virtual_memory()
-    return Measurements(
-        cpu_percent=psutil.cpu_percent(None),
-        load1=os.getloadavg()[0],
-        memory_used_bytes=memory.used,
-        memory_available_bytes=memory.available,
-    )
+def memory_available() -> int:
+    """Bytes that can be used now without swapping."""
+    return int(psutil.virtual_memory().available)
+
+
+class HostMeter:
+    """Measures the host. CPU use is that since the previous call, over all cores; it is
+    unknown on the first."""
+
+    def __init__(self) -> None:
+        self._before: tuple[float, float] | None = None
+
+    def read(self) -> Measurements:
+        """Load, memory and CPU use now."""
+        memory = psutil.virtual_memory()
+        return Measurements(
+            cpu_percent=self._cpu_percent(),
+            load1=os.getloadavg()[0],
+            memory_used_bytes=memory.used,
+            memory_available_bytes=memory.available,
+        )
+
+    def _cpu_percent(self) -> float | None:
+        times = psutil.cpu_times()
+        idle = times.idle + getattr(times, "iowait", 0.0)
+        # Time of guests is counted within user and nice already.
+        total = sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)
+        before, self._before = self._before, (idle, total)
+        if before is None or total <= before[1]:
+            return None
+        busy = 1.0 - (idle - before[0]) / (total - before[1])
+        return round(100.0 * min(max(busy, 0.0), 1.0), 1)

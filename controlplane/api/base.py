@@ -20,8 +20,8 @@ EXTENSION = "llmgw-services"
 ACTOR_HEADER = "Llmgw-Actor"
 MAX_ACTOR = 100
 
-NAME = ma.validate.Regexp(
-    r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}\Z", error="must be letters, digits, dots, dashes, underscores"
+MODEL_OR_ALIAS = ma.validate.Regexp(
+    r"[A-Za-z0-9][A-Za-z0-9._:/@-]{0,127}\Z", error="is not the name of a model or alias"
 )
 
 

@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 
 import marshmallow as ma
 
-from controlplane.api.base import NAME, Blueprint, Schema, actor, items, services
+from controlplane.api.base import MODEL_OR_ALIAS, Blueprint, Schema, actor, items, services
 from controlplane.services.fleet import Plain
 from controlplane.store.port import ApiKey
 
@@ -46,7 +46,7 @@ class KeyRequestSchema(Schema):
         validate=ma.validate.Regexp(r"[^\x00-\x1f\x7f]{1,200}\Z", error="must be 1 to 200 printable characters"),
     )
     models = ma.fields.List(
-        ma.fields.String(validate=NAME),
+        ma.fields.String(validate=MODEL_OR_ALIAS),
         validate=ma.validate.Length(max=1000),
         metadata={"description": "Default: all."},
     )

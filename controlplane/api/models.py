@@ -68,21 +68,21 @@ def list_models() -> Plain:
     return {"models": services().fleet.models()}
 
 
-@blueprint.view("GET", "/models/<name>")
+@blueprint.view("GET", "/models/<path:name>")
 @blueprint.answers(200, ModelSchema)
 def read_model(name: str) -> Plain:
     """One model, by name or alias."""
     return services().fleet.model(name)
 
 
-@blueprint.view("GET", "/models/<name>/explain")
+@blueprint.view("GET", "/models/<path:name>/explain")
 @blueprint.answers(200, ExplanationSchema)
 def explain_model(name: str) -> Plain:
     """Why it is where it is, candidate by candidate."""
     return services().fleet.explain(name)
 
 
-@blueprint.view("POST", "/models/<name>/retry")
+@blueprint.view("POST", "/models/<path:name>/retry")
 @blueprint.takes(Empty, required=False)
 @blueprint.answers(202, ModelSchema)
 def retry_model(_body: Plain, name: str) -> Plain:

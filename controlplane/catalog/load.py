@@ -1,5 +1,6 @@
 """Reads the catalog from a file or a directory. The only file IO of the catalog."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +24,21 @@ def load_catalog(path: Path) -> Catalog:
     place, such as ``models.qwen.profiles[1].gpus``.
     """
     if not path.is_dir():
-        return parse_catalog({path.name: read_yaml(path, MAX_CATALOG)}, str(path))
+        catalog = parse_catalog({path.name: read_yaml(path, MAX_CATALOG)}, str(path))
+        return replace(catalog, modified=_modified([path]))
     try:
-        files = sorted(file for file in path.iterdir() if file.suffix == ".yaml" and not file.name.startswith("."))
+        present = sorted(file for file in path.iterdir() if not file.name.startswith("."))
     except OSError as error:
         raise SettingsError(str(path), [Fault("", f"cannot be read: {error.strerror}")]) from error
+    files = [file for file in present if file.suffix == ".yaml"]
     if len(files) > MAX_FILES:
         raise SettingsError(str(path), [Fault("", f"holds {len(files)} files; the limit is {MAX_FILES}")])
     trees: dict[str, dict[str, Any]] = {}
-    faults: list[Fault] = []
+    faults = [
+        Fault(file.name, f"would be left out: rename it to {file.stem}.yaml")
+        for file in present
+        if file.suffix == ".yml"
+    ]
     for file in files:
         try:
             trees[file.name] = read_yaml(file, MAX_CATALOG)
@@ -43,4 +50,12 @@ def load_catalog(path: Path) -> Catalog:
         faults += error.faults
     if faults:
         raise SettingsError(str(path), faults)
-    return catalog
+    return replace(catalog, modified=_modified(files))
+
+
+def _modified(files: list[Path]) -> int:
+    """When the newest of the files was written; 0 if there is none, or it just went away."""
+    try:
+        return max((int(file.stat().st_mtime) for file in files), default=0)
+    except OSError:
+        return 0

@@ -62,7 +62,9 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class Catalog:
-    """All models by name. ``source`` is the file or directory it was read from."""
+    """All models by name. ``source`` is the file or directory it was read from,
+    ``modified`` when its newest file was last written, in Unix seconds (0 = unknown)."""
 
     models: Mapping[str, Model] = field(default_factory=lambda: MappingProxyType({}))
     source: str = ""
+    modified: int = 0

@@ -26,7 +26,8 @@ class Recent:
 
 @dataclass(slots=True)
 class Session:
-    """One agent connection. Its node points back to it while it is the current one."""
+    """One agent connection. Only a node's current one is kept: a superseded or refused
+    one is forgotten, and what comes from it does nothing."""
 
     id: str
     node_id: str

@@ -57,7 +57,7 @@ def tick(fleet: Fleet, now: float) -> None:
             del node.avoid_ports[port]
             fleet.touch()
         if node.registered:
-            continue
+            continue  # its session stands; how long that may be silent is the session's business
         silent = now - (node.since if node.last_heard is None else node.last_heard)
         if node.status == "connected" and silent >= settings.unreachable_after:
             node.status = "unreachable"

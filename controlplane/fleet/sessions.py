@@ -82,7 +82,7 @@ def closed(fleet: Fleet, session_id: str, reason: str, now: float) -> None:
     """A connection ended. That of a superseded session means nothing any more."""
     session = fleet.sessions.pop(session_id, None)
     node = fleet.view.nodes.get(session.node_id) if session else None
-    if node is not None and node.session == session_id:
+    if node is not None:
         if node.registered:
             nodes.count_changed(fleet, now)
         nodes.disconnected(fleet, node, reason)
@@ -92,7 +92,7 @@ def received(fleet: Fleet, event: FrameReceived, now: float) -> None:
     """A frame of a current session; of any other it is dropped."""
     session = fleet.sessions.get(event.session)
     node = fleet.view.nodes.get(session.node_id) if session else None
-    if session is None or node is None or node.session != session.id:
+    if session is None or node is None:
         return
     session.heard = now
     node.last_heard = now
@@ -171,5 +171,5 @@ def tick(fleet: Fleet, now: float) -> None:
     """Close the sessions that were silent for too long."""
     for session in list(fleet.sessions.values()):
         node = fleet.view.nodes.get(session.node_id)
-        if node is not None and node.session == session.id and now - session.heard >= fleet.settings.silence:
+        if node is not None and now - session.heard >= fleet.settings.silence:
             _drop(fleet, node, "timeout", f"nothing was heard for {fleet.settings.silence:g} s", now)

@@ -231,7 +231,7 @@ class _Step:
     def _waits(self, name: str, missing: int) -> bool:
         """Whether a replacement is wanted but may not be placed now (backoff, parked, settling)."""
         health = self.view.health.get(name) or ModelHealth()
-        return False
+        return missing > 0 and not self._may_place(health)
 
     def _may_place(self, health: ModelHealth) -> bool:
         if self.view.settling.active or health.parked or self.failing:

@@ -29,6 +29,7 @@ def routes(view: FleetView, engine_secret: bytes | None) -> tuple[RoutedModel, .
                     if listed and routable(view, replica)
                 ),
                 aliases=model.aliases,
+                created=view.catalog.modified,
                 reason="" if now_is.state == "ready" else now_is.reason,
                 retry_after=now_is.retry_after,
                 listed=listed,

@@ -24,26 +24,26 @@ class Answer(NamedTuple):
 
 def ask(url: str, key: str, model: str, question: str, piece: Callable[[str], None]) -> Answer:
     """Ask and hand on each piece of the answer as it comes. Raises ``DemoError``."""
-    client = openai.OpenAI(base_url=url, api_key=key, timeout=60, max_retries=3)
     text, first, tokens = "", None, None
     begin = time.monotonic()
     try:
-        stream = client.chat.completions.create(
-            model=model,
-            messages=[{"role": "user", "content": question}],
-            max_tokens=120,
-            temperature=0,
-            stream=True,
-            stream_options={"include_usage": True},
-        )
-        for chunk in stream:
-            if chunk.usage is not None:
-                tokens = chunk.usage.completion_tokens
-            said = chunk.choices[0].delta.content if chunk.choices else None
-            if said:
-                first = first or time.monotonic()
-                text += said
-                piece(said)
+        with openai.OpenAI(base_url=url, api_key=key, timeout=60, max_retries=3) as client:
+            stream = client.chat.completions.create(
+                model=model,
+                messages=[{"role": "user", "content": question}],
+                max_tokens=120,
+                temperature=0,
+                stream=True,
+                stream_options={"include_usage": True},
+            )
+            for chunk in stream:
+                if chunk.usage is not None:
+                    tokens = chunk.usage.completion_tokens
+                said = chunk.choices[0].delta.content if chunk.choices else None
+                if said:
+                    first = first or time.monotonic()
+                    text += said
+                    piece(said)
     except openai.OpenAIError as error:
         raise DemoError(f"the question was not answered: {error}") from error
     end = time.monotonic()

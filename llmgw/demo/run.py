@@ -76,7 +76,8 @@ class Demo:
         with show.step("writing settings, tokens and catalog") as step:
             self.ports = Ports.choose()
             site.write(self.ports, installed)
-            step.detail = str(site.folder)
+            taken = self.ports.taken()
+            step.detail = f"{site.folder}" + (f" (in use, so others are taken: {taken})" if taken else "")
 
     def _start(self) -> None:
         show = self.show
@@ -208,10 +209,13 @@ class Demo:
         return f"{found['name']} {found.get('version')}" if found["state"] == "ready" else None
 
     def _router_ready(self) -> bool | None:
+        """Ready for clients, and known to the control plane, so that its status shows no problem."""
         try:
-            return requests.get(f"{self.router_url}/readyz", timeout=5).ok or None
+            ready = requests.get(f"{self.router_url}/readyz", timeout=5).ok
         except requests.RequestException:
             return None
+        status = self._status() if ready else None
+        return True if status and status["routers"] else None
 
     def _model_ready(self) -> str | None:
         model = self._api(f"models/{MODEL_NAME}")
@@ -300,7 +304,10 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         demo.run()
     except DemoError as error:
-        show.failure(str(error), error.remedy, error.tail)
+        # What went wrong first is what matters; that stopping failed too comes after it.
+        for fault in (error.__context__, error):
+            if isinstance(fault, DemoError):
+                show.failure(str(fault), fault.remedy, fault.tail)
         return 1
     except KeyboardInterrupt:
         return 130

@@ -16,6 +16,9 @@ ROUTER_ID = "demo-router"
 MODEL_NAME = "smollm2-135m"
 ALIAS = "smollm"
 
+DEFAULT_PORTS = (8080, 7000, 7001, 7002)
+"""The product's own: router, admin API, agents, routers."""
+
 
 @dataclass(frozen=True)
 class Ports:
@@ -30,7 +33,13 @@ class Ports:
     @classmethod
     def choose(cls) -> "Ports":
         """The product's default ports, or free ones where a default is taken."""
-        return cls(free_port(8080), free_port(7000), free_port(7001), free_port(7002), free_range(20000, 10))
+        router, admin, agents, routers = (free_port(port) for port in DEFAULT_PORTS)
+        return cls(router, admin, agents, routers, free_range(20000, 10))
+
+    def taken(self) -> str:
+        """The default ports that something else listens on, in words; empty if none."""
+        chosen = (self.router, self.admin, self.agents, self.routers)
+        return ", ".join(str(usual) for usual, port in zip(DEFAULT_PORTS, chosen, strict=True) if usual != port)
 
 
 class Site:

@@ -117,7 +117,9 @@ class SimConnection:
         self._end.close()
         if self.opened:
             self._listener.remove(self)
-            self._listener.force(SessionClosed(self.session, self.reason or reason or "the agent closed the connection"))
+            self._listener.force(
+                SessionClosed(self.session, self.reason or reason or "the agent closed the connection")
+            )
 
 
 class SimAgentListener:
@@ -126,6 +128,7 @@ class SimAgentListener:
     def __init__(
         self,
         process: Process,
+        *,
         inbox: Inbox,
         kick: Callable[[], None],
         tokens: FleetTokens,

@@ -48,6 +48,7 @@ class AgentProcess(SimProcess):
         self,
         host: Host,
         network: Network,
+        *,
         addresses: tuple[Address, ...],
         token: str,
         ports: PortRange,
@@ -216,7 +217,7 @@ class AgentProcess(SimProcess):
             case events.Probe(spec):
                 self.later(self.rng.uniform(0.001, 0.05), self._probe, spec)
             case events.Signal(key, signal):
-                self.later(self.rng.uniform(0.0001, 0.01), self.supervisor.signal, key, signal)
+                self.later(self.rng.uniform(0.0001, 0.01), self._signal, key, signal)
             case events.KillUnidentified(key):
                 self._kill_unidentified(key, 50)
             case session.Connect(attempt, address):
@@ -279,6 +280,9 @@ class AgentProcess(SimProcess):
 
     def _probe(self, spec: ShardSpec) -> None:
         self.later(self.rng.uniform(0.0, 0.05), self.feed, self.node.probe(spec))
+
+    def _signal(self, key: ShardKey, signal: events.SignalName) -> None:
+        self.supervisor.signal(key, signal)
 
     def _kill_unidentified(self, key: ShardKey, tries: int) -> None:
         if self.supervisor.members(key) and tries:

@@ -119,10 +119,10 @@ class Cluster:
         agent = AgentProcess(
             self.hosts[name],
             self.network,
-            (Address(host, int(port)),),
-            self.durable.tokens.nodes[name],
-            self.plans[name].ports,
-            self._generation,
+            addresses=(Address(host, int(port)),),
+            token=self.durable.tokens.nodes[name],
+            ports=self.plans[name].ports,
+            generation=self._generation,
         )
         agent.node.excluded = self.excluded[name]
         agent.on_accepted = self.monitor.accepted
@@ -165,12 +165,12 @@ class Cluster:
         self.routers[name] = RouterProcess(
             self.world,
             self.network,
-            name,
-            self.durable.tokens.routers[name],
-            lambda: self.control,
-            self.hosts,
-            self._generation,
-            before.table if before is not None else None,
+            name=name,
+            token=self.durable.tokens.routers[name],
+            control=lambda: self.control,
+            hosts=self.hosts,
+            generation=self._generation,
+            saved=before.table if before is not None else None,
         )
         self.routers[name].start()
 

@@ -62,14 +62,13 @@ class Durable:
     journal_delay: float = 0.0
     """Seconds a commit may take on top of the usual."""
     on_decision: Callable[[events.Decision], None] = _nothing
-    """Told of each decision that becomes durable, and of each note."""
+    """Told of each decision when it is made, and of each note."""
 
     def append(self, entry: JournalEntry) -> None:
         """A decision is durable."""
         self.journal.append(entry)
         if entry.decision.replica is not None:
             self.decided.setdefault(entry.decision.replica, []).append(entry)
-        self.on_decision(entry.decision)
 
 
 class _Steps(driver.Driver):
@@ -108,7 +107,9 @@ class _Wall:
 class ControlProcess(Process):
     """See the module. ``fuse`` counts effects until death."""
 
-    def __init__(self, world: World, network: Network, clock: HostClock, durable: Durable, settings: LoopSettings) -> None:
+    def __init__(
+        self, world: World, network: Network, clock: HostClock, durable: Durable, settings: LoopSettings
+    ) -> None:
         durable.starts += 1
         super().__init__(world, f"cp{durable.starts}")
         self.durable = durable
@@ -161,7 +162,12 @@ class ControlProcess(Process):
         }
         self._driver = _Steps(self.loop, self._inbox, wall, carriers)
         self._listener = SimAgentListener(
-            self, self._inbox, self.kick, durable.tokens, self.settings.silence, boot
+            self,
+            inbox=self._inbox,
+            kick=self.kick,
+            tokens=durable.tokens,
+            silence=self.settings.silence,
+            boot=boot,
         )
         self._network.listen(AGENTS, HOST, self._accept)
         self.log(f"up with epoch {durable.epoch}")
@@ -210,7 +216,7 @@ class ControlProcess(Process):
     def report(self, router: str, token: str, body: bytes) -> None:
         """A router's report arrived."""
         if self.up:
-            self._call_router("POST", REPORT_PATH, router, token, body)
+            self._call_router("POST", REPORT_PATH, router, token, body=body)
             self.kick()
 
     def wait_table(self, router: str, token: str, generation: str, wait: float, reply: Reply) -> None:
@@ -231,7 +237,7 @@ class ControlProcess(Process):
             waiting[3](304, b"")
 
     def _call_router(
-        self, method: str, path: str, router: str, token: str, body: bytes = b"", query: str = ""
+        self, method: str, path: str, router: str, token: str, *, body: bytes = b"", query: str = ""
     ) -> tuple[int, bytes]:
         """A request through the real WSGI application: status and body."""
         if self._routers is None:
@@ -288,6 +294,8 @@ class ControlProcess(Process):
     def _commit(self, effect: events.Commit) -> None:
         self.burn()
         self.log(describe(effect))
+        for decision in effect.decisions:
+            self.durable.on_decision(decision)
         self._commits.append(effect)
         if len(self._commits) == 1:
             self._write_next()
@@ -324,4 +332,3 @@ class ControlProcess(Process):
         self.burn()
         self.log(f"epoch raised to {effect.epoch}")
         self.durable.epoch = max(self.durable.epoch, effect.epoch)
-

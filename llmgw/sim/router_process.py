@@ -40,6 +40,7 @@ class RouterProcess(Process):
         self,
         world: World,
         network: Network,
+        *,
         name: str,
         token: str,
         control: Callable[[], ControlProcess],
@@ -110,7 +111,9 @@ class RouterProcess(Process):
         self._sequence += 1
         loads = tuple(EndpointLoad(id=id_, inflight=count) for id_, count in sorted(self._inflight.items()) if count)
         body = encode(
-            Report(boot=self._boot, sequence=self._sequence, version="1.0", generation=self._generation, endpoints=loads)
+            Report(
+                boot=self._boot, sequence=self._sequence, version="1.0", generation=self._generation, endpoints=loads
+            )
         )
         control = self._control()
         if control.up and self._reachable():
@@ -150,4 +153,3 @@ class RouterProcess(Process):
         if proc.spec.engine_key != endpoint.key:
             return "unauthorised"
         return "ok" if proc.ready_since is not None else "loading"
-

@@ -65,7 +65,8 @@ def describe(value: Any) -> str:
             words = "; ".join(f"{decision.kind} {decision.replica}: {decision.reason}" for decision in decisions)
             return f"Commit {batch} [{words}]"
         case Note(decision):
-            return f"Note {decision.kind} {decision.model or ''} {decision.replica or ''} {decision.node or ''}: {decision.reason}"
+            about = " ".join(name for name in (decision.model, decision.replica, decision.node) if name)
+            return f"Note {decision.kind} {about}: {decision.reason}"
         case PublishRoutes(models, settling):
             routes = " ".join(f"{model.name}={model.state}{[e.id for e in model.endpoints]}" for model in models)
             return f"PublishRoutes settling={settling} {routes}"

@@ -10,7 +10,7 @@ from llmgw.sim.cluster import Cluster
 from llmgw.sim.faults import Storm
 from llmgw.sim.outcome import problems, restless
 from llmgw.sim.scenario import draw
-from llmgw.sim.world import START, Violation, World
+from llmgw.sim.world import START, Enough, Violation, World
 
 LOOK = 10.0
 """Seconds between two looks at whether the desired state is reached."""
@@ -23,12 +23,23 @@ HOLD = 60.0
 
 
 @dataclass(frozen=True, slots=True)
+class Broken:
+    """A broken invariant, by its short name, and how."""
+
+    invariant: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.invariant}: {self.message}"
+
+
+@dataclass(frozen=True, slots=True)
 class Result:
-    """How a seed ended. ``violation`` is ``None`` if all is well; ``settled`` is how
+    """How a seed ended. ``broken`` is ``None`` if all is well; ``settled`` is how
     many virtual seconds after the last fault the desired state was reached."""
 
     seed: int
-    violation: Violation | None
+    broken: Broken | None
     last: tuple[str, ...]
     digest: str
     lines: int
@@ -51,27 +62,43 @@ class _Errors(logging.Handler):
             self._world.log("log", line)
 
 
-def simulate(seed: int, storm: float | None = None, sink: Callable[[str], None] | None = None) -> Result:
+def simulate(
+    seed: int,
+    *,
+    storm: float | None = None,
+    steps: int | None = None,
+    sink: Callable[[str], None] | None = None,
+) -> Result:
     """Run a seed. ``storm`` overrides how many virtual seconds faults are injected,
-    ``sink`` gets each line of the trace."""
+    ``steps`` ends after that many steps, ``sink`` gets each line of the trace."""
     world = World(seed, sink)
+    world.most_steps = steps
     logger = logging.getLogger("llmgw")
     handler = _Errors(world)
     before = logger.propagate
     logger.addHandler(handler)
     logger.propagate = False
+    settled, violation = None, None
     try:
         settled = _run(world, storm)
-        violation = None
     except Violation as error:
-        settled, violation = None, error
+        violation = Broken(error.invariant, error.message)
         world.log("VIOLATION", str(error))
+    except Enough:
+        world.log("end", f"{steps} steps were taken")
     finally:
         logger.removeHandler(handler)
         logger.propagate = before
-    trace = world.trace
     return Result(
-        seed, violation, tuple(trace.last), trace.digest, trace.lines, world.steps, world.now - START, settled, world.faults
+        seed=seed,
+        broken=violation,
+        last=tuple(world.trace.last),
+        digest=world.trace.digest,
+        lines=world.trace.lines,
+        steps=world.steps,
+        virtual=world.now - START,
+        settled=settled,
+        faults=world.faults,
     )
 
 
@@ -93,7 +120,9 @@ def _run(world: World, storm: float | None) -> float:
         if not wrong:
             break
         if world.now - calm > scenario.quiet:
-            raise Violation("desired-state", f"not reached {scenario.quiet:g} s after the last fault: {'; '.join(wrong)}")
+            raise Violation(
+                "desired-state", f"not reached {scenario.quiet:g} s after the last fault: {'; '.join(wrong)}"
+            )
     settled = world.now - calm
     world.log("calm", f"desired state reached after {settled:.0f} s")
     decisions = len(cluster.durable.journal)

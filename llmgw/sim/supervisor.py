@@ -85,7 +85,7 @@ class SimSupervisor:
             found.append(Found(key, pids, main.identity if main is not None else None, age))
         return tuple(found)
 
-    def use(self, pids: Iterable[int]) -> GroupUse:
+    def use(self, pids: Iterable[int]) -> GroupUse:  # noqa: ARG002
         """Nothing is measured."""
         return GroupUse(0.0, 0)
 

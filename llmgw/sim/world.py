@@ -27,13 +27,18 @@ _TICK = 1e-4
 """Least delay of a clock's alarm: a real timer never rings earlier or more often."""
 
 
-class Violation(Exception):
-    """An invariant is broken. ``invariant`` is its short name."""
+class Violation(BaseException):
+    """An invariant is broken. ``invariant`` is its short name. Not an ``Exception``: no
+    handler of the product may swallow it."""
 
     def __init__(self, invariant: str, message: str) -> None:
         super().__init__(f"{invariant}: {message}")
         self.invariant = invariant
         self.message = message
+
+
+class Enough(BaseException):
+    """As many steps as asked for were taken."""
 
 
 class Killed(BaseException):
@@ -90,6 +95,7 @@ class World:
         self.steps = 0
         self.faults: Counter[str] = Counter()
         self.after_step: Callable[[], None] | None = None
+        self.most_steps: int | None = None
         self._queue: list[tuple[float, int, Timer]] = []
         self._order = 0
         self._second = 0
@@ -129,6 +135,8 @@ class World:
             self.steps += 1
             if self.after_step is not None:
                 self.after_step()
+            if self.steps == self.most_steps:
+                raise Enough
         self.now = max(self.now, end)
 
     def _bound(self) -> None:

@@ -36,7 +36,7 @@ DEADLINE = 10.0
 CATALOG: dict[str, Any] = {
     "models": {
         "sim-small": {
-            "aliases": ["small"],
+            "aliases": ["small", "org/small:1b@main"],
             "scaling": {"min": 1, "max": 1},
             "profiles": [{"engine": "sim", "source": "sim:", "min_memory_gb": 0.5, "cpu_cores": 1}],
         },

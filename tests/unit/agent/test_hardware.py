@@ -1,5 +1,6 @@
 """Devices and host: readers behind one protocol, on fakes and recorded samples."""
 
+import time
 from pathlib import Path
 
 import pytest
@@ -243,8 +244,15 @@ class TestHost:
         assert inventory.labels == {"a": "b"}
 
     def test_measurements(self):
-        """AGT-02: load and memory."""
-        measured = host.measure_host()
+        """AGT-02: load and memory; CPU use is unknown until there is something to compare."""
+        meter = host.HostMeter()
+        measured = meter.read()
+        assert measured.cpu_percent is None
+        deadline = time.monotonic() + 10
+        while (later := meter.read()).cpu_percent is None and time.monotonic() < deadline:
+            sum(range(10000))
+        assert later.cpu_percent is not None
+        assert 0 <= later.cpu_percent <= 100
         assert measured.memory_available_bytes > 0
         assert measured.load1 is not None
 

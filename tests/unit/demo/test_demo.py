@@ -16,10 +16,10 @@ import pytest
 import yaml
 from rich.console import Console
 
-from llmgw.demo import engine
+from llmgw.demo import engine, site
 from llmgw.demo.engine import DemoError, Installed
 from llmgw.demo.processes import Part, end, free_port, free_range, marked, until
-from llmgw.demo.run import Demo
+from llmgw.demo.run import Demo, main
 from llmgw.demo.show import Show
 from llmgw.demo.site import Ports, Site
 
@@ -156,22 +156,50 @@ def test_until_gives_up_in_words() -> None:
 
 def test_site_keeps_secrets_to_the_owner(tmp_path: Path) -> None:
     """SEC-03: folders 0700, files 0600, tokens in no settings file."""
-    site = Site(tmp_path / "demo")
-    site.make()
-    assert stat.S_IMODE(site.folder.stat().st_mode) == 0o700
+    place = Site(tmp_path / "demo")
+    place.make()
+    assert stat.S_IMODE(place.folder.stat().st_mode) == 0o700
     engine_files = Installed(Path("/venv"), "bin/llama-server", Path("/models/m.gguf"), "b1")
-    site.write(Ports(8080, 7000, 7001, 7002, (20000, 20009)), engine_files)
-    tokens = yaml.safe_load((site.folder / "fleet-tokens.yaml").read_text())
+    place.write(Ports(8080, 7000, 7001, 7002, (20000, 20009)), engine_files)
+    tokens = yaml.safe_load((place.folder / "fleet-tokens.yaml").read_text())
     secrets = [*tokens["nodes"].values(), *tokens["routers"].values()]
     assert len(set(secrets)) == 2
-    for file in site.folder.iterdir():
+    for file in place.folder.iterdir():
         if file.is_file():
             assert stat.S_IMODE(file.stat().st_mode) == 0o600, file
             if file.suffix == ".yaml" and file.name != "fleet-tokens.yaml":
                 assert not [secret for secret in secrets if secret in file.read_text()], file
-    assert yaml.safe_load(site.catalog.read_text())["models"]
-    site.write_catalog(None)
-    assert yaml.safe_load(site.catalog.read_text()) == {"models": {}}
+    assert yaml.safe_load(place.catalog.read_text())["models"]
+    place.write_catalog(None)
+    assert yaml.safe_load(place.catalog.read_text()) == {"models": {}}
+
+
+def test_taken_default_ports_are_replaced_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Port in use: another is taken, and the person is told which was not free."""
+    with socket.create_server(("127.0.0.1", 0)) as taken, socket.create_server(("127.0.0.1", 0)) as also:
+        usual = (taken.getsockname()[1], 7000, also.getsockname()[1], 7002)
+        monkeypatch.setattr(site, "DEFAULT_PORTS", usual)
+        monkeypatch.setattr(site, "free_port", lambda port: port + 1 if port in (usual[0], usual[2]) else port)
+        ports = Ports.choose()
+        assert (ports.router, ports.admin) == (usual[0] + 1, 7000)
+        assert ports.taken() == f"{usual[0]}, {usual[2]}"
+
+
+def test_failure_of_stopping_does_not_hide_the_first_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Both are told, the cause first."""
+
+    def broken(self: Demo) -> None:
+        try:
+            raise DemoError("the cause")
+        finally:
+            raise DemoError("stopping failed too")
+
+    monkeypatch.setattr(Demo, "run", broken)
+    assert main(["--folder", str(tmp_path)]) == 1
+    said = capsys.readouterr().out
+    assert said.index("the cause") < said.index("stopping failed too")
 
 
 def test_second_run_says_so(tmp_path: Path) -> None:

@@ -254,6 +254,7 @@ class Harness:
         self.tables: list[PublishRoutes] = []
         self.closed: list[CloseSession] = []
         self.epochs: list[int] = []
+        self.sent: list[tuple[str, Down]] = []
         self.held: list[int] | None = None
         self.passes = 0
         self.between: Callable[[], None] | None = None
@@ -337,6 +338,7 @@ class Harness:
                     continue
                 if isinstance(effect.message, HeartbeatAck):
                     continue
+                self.sent.append((node_id, effect.message))
                 for answer in self.agents[node_id].receive(effect.message):
                     queue.extend(self.loop.handle(FrameReceived(effect.session, answer), now()))
             elif isinstance(effect, CloseSession):

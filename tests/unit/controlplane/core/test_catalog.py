@@ -1,5 +1,6 @@
 """The catalog from files: what is read, and every fault with its place, all at once."""
 
+import os
 from pathlib import Path
 
 import jsonschema
@@ -137,6 +138,23 @@ def test_a_directory_is_one_catalog():
     """Each *.yaml counts, anything else does not."""
     catalog = load_catalog(FILES / "directory_good")
     assert sorted(catalog.models) == ["a", "b"]
+
+
+def test_a_file_of_a_directory_that_would_be_left_out_is_named(tmp_path):
+    """A model somebody wrote must not be missing in silence."""
+    (tmp_path / "a.yaml").write_text("")
+    (tmp_path / "b.yml").write_text("models: {}")
+    with pytest.raises(SettingsError, match=r"b\.yml: would be left out: rename it to b\.yaml"):
+        load_catalog(tmp_path)
+
+
+def test_models_are_as_old_as_their_file(tmp_path):
+    """RTR-01: what /v1/models tells as `created` survives a restart of the control plane."""
+    for name, moment in (("a.yaml", 1_700_000_000), ("b.yaml", 1_800_000_000)):
+        (tmp_path / name).write_text("")
+        os.utime(tmp_path / name, (moment, moment))
+    assert load_catalog(tmp_path).modified == 1_800_000_000
+    assert load_catalog(tmp_path / "a.yaml").modified == 1_700_000_000
 
 
 def test_an_empty_file_is_an_empty_catalog(tmp_path):

@@ -57,6 +57,32 @@ def test_nothing_is_sent_before_the_commit():
     assert h.only().state == "ready"
 
 
+def test_a_placement_taken_back_before_its_commit_sends_nothing():
+    """The model left while the store was away: no start, no stop, nothing left."""
+    h = Harness()
+    h.held = []
+    h.settle()
+    h.reload(EMPTY)
+    h.settle()
+    h.release()
+    h.advance(5)
+    assert not h.starts()
+    assert not h.stops()
+    assert not h.view.replicas
+    assert [d.kind for d in h.decisions] == ["place", "stop"]
+
+
+def test_waits_are_jittered():
+    """REC-03: models that failed together do not return together."""
+    waits = set()
+    for seed in range(5):
+        h = Harness(seed=seed)
+        h.agents["n1"].refuse = lambda spec: "engine_missing"
+        h.advance(1)
+        waits.add(h.view.health["tiny"].backoff_until - h.view.health["tiny"].last_error_at)
+    assert len(waits) == 5
+
+
 def test_a_converged_fleet_stays_still():
     """PLC proof: re-planning a converged view does nothing, and publishes nothing."""
     h = Harness()
@@ -334,6 +360,18 @@ def test_a_profile_that_left_is_replaced_before_it_is_drained():
     h.advance(310)
     assert h.only().profile == "other"
     assert "profile p0 left the catalog" in h.kinds("drain")[0].reason
+
+
+def test_a_profile_that_left_serves_on_while_its_replacement_fails():
+    """CAT-07: the last thing that serves is not ended for one that does not come up."""
+    h = Harness()
+    h.advance(5)
+    old = h.only()
+    h.agents["n1"].fail = failing()
+    h.reload(ONE_MODEL.replace("- {engine", "- {name: other, engine"))
+    h.advance(600)
+    assert h.view.health["tiny"].parked
+    assert [e.id for e in h.table["tiny"].endpoints] == [old.id]
 
 
 def test_a_profile_that_left_makes_room_if_nothing_fits_beside_it():

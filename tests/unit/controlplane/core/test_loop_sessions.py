@@ -4,7 +4,19 @@ import msgspec
 import pytest
 
 from controlplane.events import EnrolmentChanged, FrameReceived, SessionClosed, SessionOpened
-from llmgw.wire.messages import Heartbeat, Hello, Register, ShardChanged, ShardExit, ShardStatus, Unknown
+from controlplane.loop import LoopSettings
+from controlplane.planning.placement import Work
+from llmgw.wire.messages import (
+    Heartbeat,
+    Hello,
+    Register,
+    ShardChanged,
+    ShardExit,
+    ShardExited,
+    ShardStatus,
+    Start,
+    Unknown,
+)
 from tests.unit.controlplane.core.harness import ONE_MODEL, FakeAgent, Harness, inventory, spec
 
 
@@ -121,8 +133,6 @@ def test_settling_ends_when_steady_or_at_the_limit(joins, ends):
 
 def test_settling_outlasts_the_longest_reconnect_of_agents():
     """REC-24: 40 s against a backoff of at most 30 s."""
-    from controlplane.loop import LoopSettings
-
     assert LoopSettings().settling_steady > 30
 
 
@@ -215,7 +225,9 @@ def test_a_start_in_flight_is_sent_again_with_its_id():
     h.advance(4)
     assert h.only().id == replica.id
     assert h.only().state == "ready"
-    assert [s.command_id for s in h.starts()] == [replica.shards[0].command_id]
+    ids = [message.command_id for _, message in h.sent if isinstance(message, Start)]
+    assert len(ids) == 2
+    assert len(set(ids)) == 1
 
 
 def test_a_start_that_was_processed_is_not_sent_again():
@@ -322,8 +334,6 @@ def test_a_stop_by_somebody_else_is_no_failure():
     agent = h.agents["n1"]
     agent.shards.pop(key)
     gone = ShardExit(replica_id=key.replica_id, code="stopped", requested=True)
-    from llmgw.wire.messages import ShardExited
-
     h.up("n1", [ShardExited(exit=gone)])
     h.advance(4)
     assert h.only().state == "ready"
@@ -499,14 +509,33 @@ def test_a_changed_address_keeps_the_replicas():
     assert h.table["tiny"].endpoints == before
 
 
+def test_an_exit_of_an_earlier_incarnation_ends_nothing():
+    """A late exit of a shard's former life is acknowledged; the present one runs."""
+    h = Harness(connect=False)
+    h.agents["n1"].run(spec(incarnation=3))
+    h.connect("n1")
+    h.advance(5)
+    h.up("n1", [ShardExited(exit=ShardExit(replica_id="tiny-0000aaaa", code="exited", incarnation=2))])
+    assert h.only().state == "ready"
+
+
+def test_a_session_that_stands_keeps_its_node_connected():
+    """REC-10: with a longer silence limit than unreachable_after, the session decides."""
+    h = Harness(silence=100.0)
+    h.advance(5)
+    h.agents["n1"].silent = True
+    h.advance(60)
+    assert h.view.nodes["n1"].status == "connected"
+    h.advance(60)
+    assert h.view.nodes["n1"].status == "unreachable"
+
+
 # ---------------------------------------------------------------- events during a pass
 
 
 def test_events_between_slices_do_not_make_a_plan_act_on_the_past(monkeypatch):
     """The view may change while a plan is made: what no longer holds is planned anew,
     nobody is quarantined, nothing is started twice."""
-    from controlplane.planning.placement import Work
-
     monkeypatch.setattr(Work, "SLICE", 1)
     h = Harness(connect=False)
     h.agents["n1"].run(spec())
@@ -530,8 +559,6 @@ def test_events_between_slices_do_not_make_a_plan_act_on_the_past(monkeypatch):
 
 def test_a_node_that_leaves_between_slices_gets_nothing(monkeypatch):
     """As above, for a placement whose node's session ended."""
-    from controlplane.planning.placement import Work
-
     monkeypatch.setattr(Work, "SLICE", 1)
     h = Harness()
 
@@ -547,3 +574,45 @@ def test_a_node_that_leaves_between_slices_gets_nothing(monkeypatch):
     h.connect("n1")
     h.advance(5)
     assert h.only().state == "ready"
+
+
+def many(low: int, high: int) -> str:
+    return ONE_MODEL.replace("{min: 1, max: 1}", f"{{min: {low}, max: {high}}}")
+
+
+def test_a_placement_overtaken_by_an_adoption_is_dropped(monkeypatch):
+    """Within max, but no longer missing."""
+    monkeypatch.setattr(Work, "SLICE", 1)
+    h = Harness(many(1, 3))
+
+    def adopt() -> None:
+        h.between = None
+        h.agents["n1"].run(spec())
+        h.up("n1", [h.agents["n1"].register()])
+
+    h.between = adopt
+    h.advance(5)
+    assert h.between is None
+    assert [r.id for r in h.replicas()] == ["tiny-0000aaaa"]
+    assert not h.decisions
+
+
+def test_a_drain_overtaken_by_a_failure_is_dropped(monkeypatch):
+    """Two run, one is wanted; one dies while the plan that drains the other is made."""
+    monkeypatch.setattr(Work, "SLICE", 1)
+    h = Harness(many(2, 2))
+    h.advance(5)
+    agent = h.agents["n1"]
+    victim = min(h.replicas(), key=lambda r: (-r.since, r.id))
+    other = next(r for r in h.replicas() if r is not victim)
+
+    def die() -> None:
+        h.between = None
+        h.up("n1", agent.kill(other.shards[0].spec.key))
+
+    h.reload(ONE_MODEL)
+    h.between = die
+    h.advance(5)
+    assert h.between is None
+    assert h.view.replicas[victim.id].state == "ready"
+    assert not [d for d in h.decisions if d.kind == "drain"]

@@ -193,6 +193,16 @@ def test_names_that_do_not_exist_are_met_with_the_nearest(shared: ControlPlane) 
         problem(call(shared, "GET", path), 404, "not_found")
 
 
+@pytest.mark.parametrize("alias", ["small", "org%2Fsmall:1b@main", "org/small:1b@main"])
+def test_models_answer_to_their_aliases(shared: ControlPlane, alias: str) -> None:
+    """CAT-02: also to one with a slash, written either way."""
+    assert call(shared, "GET", f"/api/v1/models/{alias}").json()["name"] == "sim-small"
+    assert call(shared, "GET", f"/api/v1/models/{alias}/explain").json()["model"] == "sim-small"
+    assert call(shared, "POST", f"/api/v1/models/{alias}/retry").status_code == 202
+    made = call(shared, "POST", "/api/v1/keys", json={"name": "n", "models": [alias.replace("%2F", "/")]})
+    assert made.json()["models"] == ["sim-small"]
+
+
 def test_a_model_that_is_off_is_not_retried(shared: ControlPlane) -> None:
     """CAT-05: off is deliberate."""
     problem(call(shared, "POST", "/api/v1/models/sim-off/retry"), 409, "conflict")

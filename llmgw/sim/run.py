@@ -1,0 +1,131 @@
+"""The simulator's command: ``python -m llmgw.sim.run``.
+
+``--seed N`` replays one seed, with ``--trace`` line by line; the same seed gives the
+same bytes. ``--seeds A:B`` runs a range and sums up.
+"""
+
+import os
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from llmgw.sim.simulation import Result, simulate
+
+SHOWN = 40
+"""Lines of the trace that a failure shows."""
+
+
+class SeedRange(click.ParamType[range]):
+    """``A:B``: seeds from A up to, not including, B."""
+
+    name = "A:B"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> range:
+        """Parse it, or say what is wrong."""
+        if isinstance(value, range):
+            return value
+        first, colon, last = str(value).partition(":")
+        if not colon or not first.isdecimal() or not last.isdecimal() or int(first) >= int(last):
+            self.fail(f"{value!r} is not a range of seeds such as 0:500", param, ctx)
+        return range(int(first), int(last))
+
+
+@click.command()
+@click.option("--seed", type=click.IntRange(min=0), help="Replay this seed.")
+@click.option("--seeds", type=SeedRange(), help="Run the seeds from A up to, not including, B.")
+@click.option("--jobs", type=click.IntRange(1, 64), default=min(2, os.cpu_count() or 1), show_default=True)
+@click.option("--storm", type=click.FloatRange(min=0), help="Virtual seconds of faults instead of what the seed draws.")
+@click.option("--steps", type=click.IntRange(min=1), help="End after that many steps (with --seed).")
+@click.option("--trace", is_flag=True, help="Print every line of the trace (with --seed).")
+def main(
+    *, seed: int | None, seeds: range | None, jobs: int, storm: float | None, steps: int | None, trace: bool
+) -> None:
+    """Run the real machines of llmgw in a simulated world full of faults.
+
+    Exit status 1 if an invariant broke.
+    """
+    if (seed is None) == (seeds is None):
+        raise click.UsageError("give either --seed N or --seeds A:B")
+    if seed is not None:
+        result = simulate(seed, storm=storm, steps=steps, sink=click.echo if trace else None)
+        click.echo(summary(result))
+        if result.broken is not None and not trace:
+            click.echo(failure(result, storm))
+        sys.exit(result.broken is not None)
+    if trace or steps is not None:
+        raise click.UsageError("--trace and --steps go with --seed")
+    sys.exit(_run_range(seeds or range(0), jobs, storm))
+
+
+def summary(result: Result) -> str:
+    """One seed in one line."""
+    how = f"BROKEN {result.broken}" if result.broken else "ok"
+    settled = "" if result.settled is None else f", desired state after {result.settled:.0f} s of calm"
+    return (
+        f"seed {result.seed}: {how}; {sum(result.faults.values())} faults in {result.virtual:.0f} virtual s, "
+        f"{result.steps} steps{settled}; trace of {result.lines} lines, sha256 {result.digest[:16]}"
+    )
+
+
+def failure(result: Result, storm: float | None = None) -> str:
+    """What a failing seed tells: the invariant, the last events, how to replay it."""
+    option = "" if storm is None else f" --storm {storm:g}"
+    lines = [
+        f"seed {result.seed} broke the invariant {result.broken}",
+        f"last {min(SHOWN, len(result.last))} lines of the trace:",
+        *result.last[-SHOWN:],
+        f"replay: python -m llmgw.sim.run --seed {result.seed}{option} --trace",
+    ]
+    return "\n".join(lines)
+
+
+def _results(seeds: range, jobs: int, storm: float | None) -> Iterator[Result]:
+    if jobs == 1:
+        for seed in seeds:
+            yield simulate(seed, storm=storm)
+        return
+    with ProcessPoolExecutor(jobs) as pool:
+        for done in as_completed([pool.submit(simulate, seed, storm=storm) for seed in seeds]):
+            yield done.result()
+
+
+def _run_range(seeds: range, jobs: int, storm: float | None) -> int:
+    console = Console()
+    broken: list[Result] = []
+    faults: Counter[str] = Counter()
+    hit: Counter[str] = Counter()
+    steps, virtual, slowest = 0, 0.0, 0.0
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console) as progress:
+        task = progress.add_task("seeds", total=len(seeds))
+        for result in _results(seeds, jobs, storm):
+            faults.update(result.faults)
+            hit.update(result.faults.keys())
+            steps += result.steps
+            virtual += result.virtual
+            slowest = max(slowest, result.settled or 0.0)
+            if result.broken is not None:
+                broken.append(result)
+                progress.update(task, description=f"seeds ({len(broken)} broken)")
+            progress.advance(task)
+    table = Table(
+        "fault", "injected", "in seeds", title=f"{len(seeds)} seeds: {steps} steps, {virtual / 3600:.1f} virtual hours"
+    )
+    for kind, count in sorted(faults.items(), key=lambda item: (-item[1], item[0])):
+        table.add_row(kind, str(count), str(hit[kind]))
+    console.print(table)
+    console.print(f"desired state reached at the latest {slowest:.0f} virtual seconds after the last fault")
+    for result in sorted(broken, key=lambda result: result.seed):
+        click.echo(failure(result, storm))
+    console.print(f"{len(seeds) - len(broken)} of {len(seeds)} seeds passed")
+    return 1 if broken else 0
+
+
+if __name__ == "__main__":
+    main()
