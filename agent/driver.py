@@ -26,7 +26,7 @@ from agent.supervise.base import LaunchError, Supervisor
 from agent.supervise.output import OutputFiles
 from agent.supervise.process_group import ProcessGroups
 from agent.validate import port_faults, source_faults, spec_faults
-from agent.watch import NodeWatch, offload, watch_shard
+from agent.watch import NodeWatch, offload, signal_shard, watch_shard
 from llmgw.runtime.clock import Clock
 from llmgw.runtime.logs import Logger
 from llmgw.wire.messages import ShardKey, ShardSpec
@@ -36,8 +36,9 @@ log = Logger("agent")
 MEASURE_EVERY = 10.0
 """Seconds between measurements unless the control plane asks for another heartbeat."""
 
-TRIM_EVERY = 10.0
-"""Seconds between looks at the size of output files."""
+TRIM_EVERY = 1.0
+"""Seconds between looks at the size of output files: what an engine that floods can write
+in that time lies on the disk beyond the bound."""
 
 STOP_WAIT = 3.0
 """Seconds that a stopping agent gives its last writes and launches."""
@@ -160,7 +161,7 @@ class Driver:
             case events.Probe(spec):
                 self._essential(self._probe, spec)
             case events.Signal(key, signal):
-                self._essential(self._signal, key, signal)
+                self._essential(signal_shard, self._supervisor, key, signal, self._inbox.put)
             case events.KillUnidentified(key):
                 self._essential(self._kill_unidentified, key)
             case session.Connect(attempt, address):
@@ -207,10 +208,6 @@ class Driver:
         probe = self._plan(spec).probe
         ready, detail = (True, "") if probe is None else ask(probe)
         self._inbox.put(events.Probed(spec.key, ready, detail))
-
-    def _signal(self, key: ShardKey, signal: events.SignalName) -> None:
-        pids = offload(self._supervisor.signal, key, signal)
-        log.debug("signalled", shard=str(key), signal=signal, pids=len(pids))
 
     def _kill_unidentified(self, key: ShardKey) -> None:
         for _ in range(50):

@@ -64,6 +64,9 @@ MAX_SHARDS = 256
 MAX_SPEC = 16 * 1024
 """Bytes of an encoded shard spec: all shards must fit into one registration."""
 
+SAVE_AGAIN = 5.0
+"""Seconds after which a failed write of what must not be forgotten is tried again."""
+
 CAPABILITIES: tuple[str, ...] = ()
 """What this build can do beyond the protocol's first version."""
 
@@ -83,6 +86,8 @@ class Machine:
         self.last_command: str | None = None
         self._commands: dict[str, None] = {}
         self._sequence = 0
+        self._saving: dict[int, AgentState | RemoveRecord] = {}
+        self._save_again: dict[ShardKey | None, float] = {}
         self._measurements: tuple[float, Measurements] | None = None
 
     # ------------------------------------------------------------ content of the session
@@ -127,7 +132,8 @@ class Machine:
     @property
     def next_wake(self) -> float | None:
         """The moment to feed ``Woke``, if there is one."""
-        return min((time for shard in self.shards.values() if (time := shard.next_wake) is not None), default=None)
+        shards = (time for shard in self.shards.values() if (time := shard.next_wake) is not None)
+        return min((*shards, *self._save_again.values()), default=None)
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         """Take in one event; the effects are to be carried out in order."""
@@ -144,9 +150,10 @@ class Machine:
                 self._measurements = (now, measurements)
                 return []
             case Woke():
-                return [effect for shard in list(self.shards.values()) for effect in shard.wake(now)]
+                woken = [effect for shard in list(self.shards.values()) for effect in shard.wake(now)]
+                return woken + self._retry_saves(now)
             case Saved():
-                return self._saved(event)
+                return self._saved(event, now)
             case _:
                 return self._about_shard(event, now)
 
@@ -301,12 +308,28 @@ class Machine:
             return []
         return [Report(self.registration(now))]
 
-    def _saved(self, event: Saved) -> list[Effect]:
+    def _saved(self, event: Saved, now: float) -> list[Effect]:
         effects: list[Effect] = []
+        item = self._saving.pop(event.sequence, None)
         if event.error:
+            if item is not None:
+                key = item.key if isinstance(item, RemoveRecord) else None
+                self._save_again.setdefault(key, now + SAVE_AGAIN)
             effects.append(Notice("error", "could not write to the state directory", {"error": event.error}))
         for shard in list(self.shards.values()):
             effects += shard.saved(event) + self._settle(shard)
+        return effects
+
+    def _retry_saves(self, now: float) -> list[Effect]:
+        """What must be durable and is not yet: epoch and command ids as they are now
+        (``None``), and records that were acknowledged and must go."""
+        effects: list[Effect] = []
+        for key in [key for key, due in self._save_again.items() if due <= now]:
+            del self._save_again[key]
+            if key is None:
+                effects.append(self._save_state())
+            elif key not in self.shards and key not in self.exits:
+                effects.append(self._remove(key))
         return effects
 
     def _settle(self, shard: Shard) -> list[Effect]:
@@ -327,6 +350,8 @@ class Machine:
 
     def _save(self, item: AgentState | ShardRecord | RemoveRecord) -> Save:
         self._sequence += 1
+        if not isinstance(item, ShardRecord):
+            self._saving[self._sequence] = item
         return Save(self._sequence, item)
 
     def _save_state(self) -> Save:

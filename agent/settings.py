@@ -41,7 +41,12 @@ SETTINGS = Settings(
         Setting(
             "state_dir", PATH, "/var/lib/llmgw/agent", "directory of this agent alone: records and output of shards"
         ),
-        Setting("address", TEXT, "127.0.0.1", "address at which routers reach the engines of this node"),
+        Setting(
+            "address",
+            TEXT,
+            "127.0.0.1",
+            "address at which routers reach the engines of this node; loopback only until connections are encrypted",
+        ),
         Setting("engine_ports", PORT_RANGE, "20000-20999", "ports for engines; outside the kernel's ephemeral range"),
         Setting("labels", LABELS, {}, "labels of this node, for node_selector and the facility"),
         Setting(
@@ -96,6 +101,9 @@ def configure(loaded: Loaded, source: str) -> Config:
             faults.append(Fault("control_planes", message))
     if not loaded["address"] or any(character.isspace() or character == "/" for character in loaded["address"]):
         faults.append(Fault("address", "must be one address or host name of this node"))
+    elif not Address(loaded["address"], 0).loopback:
+        message = f"{loaded['address']} is not loopback: prompts and engine keys would cross the network in clear"
+        faults.append(Fault("address", f"{message}; connections between machines are not encrypted yet"))
     if faults:
         raise SettingsError(source, faults)
     first, last = loaded["engine_ports"]

@@ -19,7 +19,7 @@ import msgspec
 
 from agent.events import RemoveRecord
 from agent.records import AgentState, ShardRecord, file_stem
-from llmgw.runtime.files import sync_directory, write_atomic
+from llmgw.runtime.files import note_holder, open_regular, private_directory, sync_directory, write_atomic
 from llmgw.runtime.logs import Logger
 from llmgw.runtime.settings import Fault, SettingsError
 
@@ -37,8 +37,8 @@ class StateDir:
         self.directory = directory
         self.shards = directory / "shards"
         try:
-            for each in (directory, self.shards):
-                each.mkdir(mode=0o700, parents=True, exist_ok=True)
+            for each in (directory, self.shards, directory / "logs"):
+                private_directory(each)
             # Engines must not inherit the descriptor (it would keep the lock): close-on-exec is Python's default.
             self._lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
@@ -51,20 +51,27 @@ class StateDir:
             os.close(self._lock)
             message = f"another agent (pid {holder or 'unknown'}) uses it: give each agent a directory of its own"
             raise SettingsError(str(directory), [Fault("state_dir", message)]) from error
-        os.ftruncate(self._lock, 0)
-        os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)
+        note_holder(self._lock)
 
     def close(self) -> None:
         """Release the lock."""
         os.close(self._lock)
 
     def load(self) -> tuple[AgentState, list[ShardRecord]]:
-        """What earlier agents left. A file that cannot be read is set aside as ``.bad``
-        and logged: its engine then is unidentified."""
-        for leftover in [*self.directory.glob(".*.json.*"), *self.shards.glob(".*.json.*")]:
-            leftover.unlink(missing_ok=True)
-        state = self._read(self.directory / "agent.json", AgentState)
-        records = [self._read(file, ShardRecord) for file in sorted(self.shards.glob("*.json"))]
+        """What earlier agents left. A file whose content is not ours is set aside as ``.bad``
+        and logged: its engine then is unidentified, and is ended. Raises ``SettingsError``
+        where the disk does not give or take a file: that says nothing about an engine."""
+        try:
+            for leftover in [*self.directory.glob(".*.json.*"), *self.shards.glob(".*.json.*")]:
+                leftover.unlink(missing_ok=True)
+            state = self._read(self.directory / "agent.json", AgentState)
+            records = [self._read_record(file) for file in sorted(self.shards.glob("*.json"))]
+        except OSError as error:
+            message = (
+                f"{error.filename} cannot be used: {error.strerror}. Engines are left running: repair or remove it, "
+                "then start the agent again"
+            )
+            raise SettingsError(str(self.directory), [Fault("state_dir", message)]) from error
         return state or AgentState(), [record for record in records if record is not None]
 
     def save(self, item: AgentState | ShardRecord | RemoveRecord) -> None:
@@ -78,16 +85,27 @@ class StateDir:
                 (self.shards / f"{file_stem(key)}.json").unlink(missing_ok=True)
                 sync_directory(self.shards)
 
+    def _read_record(self, file: Path) -> ShardRecord | None:
+        record = self._read(file, ShardRecord)
+        if record is None or file.stem == file_stem(record.spec.key):
+            return record
+        self._set_aside(file, f"it is the record of {record.spec.key}")
+        return None
+
     def _read(self, file: Path, kind: type[T]) -> T | None:
         try:
-            with file.open("rb") as stream:
+            with open_regular(file) as stream:
                 data = stream.read(MAX_RECORD + 1)
             if len(data) > MAX_RECORD:
                 raise ValueError(f"larger than {MAX_RECORD} bytes")
             return msgspec.json.decode(data, type=kind)
         except FileNotFoundError:
             return None
-        except (msgspec.MsgspecError, ValueError) as error:
-            log.error("a file cannot be read and was set aside", file=str(file), error=str(error))
-            file.replace(file.with_suffix(".bad"))
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+            self._set_aside(file, str(error))
             return None
+
+    @staticmethod
+    def _set_aside(file: Path, why: str) -> None:
+        log.error("a file cannot be read and was set aside", file=str(file), error=why)
+        file.replace(file.with_suffix(".bad"))

@@ -132,7 +132,7 @@ def port_faults(spec: ShardSpec) -> list[SpecFault]:
         family, kind, protocol, _, address = socket.getaddrinfo(
             spec.host, spec.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-    except (socket.gaierror, UnicodeError):
+    except (socket.gaierror, ValueError):  # ValueError: a NUL in it, or a name no encoding takes
         return [SpecFault("invalid_spec", f"host {spec.host!r} cannot be resolved to an address of this node")]
     with socket.socket(family, kind, protocol) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -11,7 +11,7 @@ import gevent
 from msgspec.structs import replace
 
 from agent.engines import ADAPTERS
-from agent.events import Event, Exited, Gone, InventoryRead, Lingering, Measured
+from agent.events import Event, Exited, Gone, InventoryRead, Lingering, Measured, SignalName
 from agent.hardware import Devices
 from agent.hardware.base import HardwareError, Reading
 from agent.hardware.host import HostMeter, memory_available, read_filesystems, read_host
@@ -28,7 +28,7 @@ POLL = 0.25
 """Seconds between looks at a shard's main process."""
 
 LINGER = 5.0
-"""Seconds after which processes that outlive the main one are told."""
+"""Seconds after which processes that outlive SIGKILL are told."""
 
 DEVICES_EVERY = 30.0
 """Seconds between readings of devices while no session asks for more."""
@@ -51,16 +51,25 @@ def watch_shard(supervisor: Supervisor, spec: ShardSpec, post: Callable[[Event],
     while (status := supervisor.status(key)).alive:
         gevent.sleep(POLL)
     post(Exited(key, status.exit_status))
-    since, pause = time.monotonic(), 0.01
-    while members := offload(supervisor.members, key):
-        if time.monotonic() - since > LINGER:
-            post(Lingering(key, members))
+    pause = 0.01
+    while offload(supervisor.members, key):
         gevent.sleep(pause)
         pause = min(0.5, pause * 2)
     tail = offload(supervisor.tail, key)
     adapter = ADAPTERS.get(spec.engine)
     supervisor.release(key)
     post(Gone(key, status.exit_status, tail, adapter.cause(tail) if adapter else None))
+
+
+def signal_shard(supervisor: Supervisor, key: ShardKey, signal: SignalName, post: Callable[[Event], None]) -> None:
+    """Signal every process of a shard; tell which ones are still there some time after
+    SIGKILL, such as a main process that hangs in its driver."""
+    pids = offload(supervisor.signal, key, signal)
+    log.debug("signalled", shard=str(key), signal=signal, pids=len(pids))
+    if signal == "KILL" and pids:
+        gevent.sleep(LINGER)
+        if members := offload(supervisor.members, key):
+            post(Lingering(key, members))
 
 
 class NodeWatch:

@@ -2,18 +2,20 @@
 
 The engine appends to its file directly, so that output survives the agent. When a
 file passes the bound its content is moved to ``.1`` and it is cut to nothing; lines
-written in that instant may be lost, which a person can live with.
+written in that instant may be lost, which a person can live with. Its end is kept, not
+all of it: an engine that floods may have written gigabytes, and still writes.
 """
 
 import os
-import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
 from agent.records import file_stem
 from agent.supervise.base import TAIL_BYTES, TAIL_LINE, TAIL_LINES
-from llmgw.runtime.logs import mask
+from llmgw.runtime.logs import Logger, mask
 from llmgw.wire.messages import ShardKey
+
+log = Logger("agent.output")
 
 MAX_OUTPUT = 16 * 1024 * 1024
 """Bytes of one shard's current output file; as much again may lie beside it."""
@@ -61,14 +63,25 @@ class OutputFiles:
         mine = {self.path(key) for key in live}
         for file in mine:
             if _size(file) > self._max_bytes:
-                shutil.copyfile(file, file.with_suffix(".log.1"))
+                self._keep_end(file)
                 os.truncate(file, 0)
-                file.with_suffix(".log.1").chmod(0o600)
         old = [file for file in self._directory.glob("*.log") if file not in mine]
         old.sort(key=lambda file: file.stat().st_mtime)
         for file in old[: max(0, len(old) - self._max_old)]:
             file.with_suffix(".log.1").unlink(missing_ok=True)
             file.unlink(missing_ok=True)
+
+    def _keep_end(self, file: Path) -> None:
+        """The last ``max_bytes`` of a file beside it. On a full disk they are given up: room
+        matters more."""
+        old = file.with_suffix(".log.1")
+        try:
+            with os.fdopen(os.open(old, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as stream:
+                data = _last_bytes(file, self._max_bytes)
+                stream.write(data[data.find(b"\n") + 1 :])  # from the start of a line on
+        except OSError as error:
+            log.warning("old output was given up", file=str(file), error=error.strerror or str(error))
+            old.unlink(missing_ok=True)
 
 
 def _printable(line: str) -> str:
@@ -83,10 +96,10 @@ def _size(file: Path) -> int:
         return 0
 
 
-def _last_bytes(file: Path) -> bytes:
+def _last_bytes(file: Path, size: int = _READ_BYTES) -> bytes:
     try:
         with file.open("rb") as stream:
-            stream.seek(max(0, os.fstat(stream.fileno()).st_size - _READ_BYTES))
-            return stream.read(_READ_BYTES)
+            stream.seek(max(0, os.fstat(stream.fileno()).st_size - size))
+            return stream.read(size)
     except FileNotFoundError:
         return b""

@@ -1,6 +1,7 @@
 """Reading ``/proc``: which processes there are and which of them are ours."""
 
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +12,7 @@ PROC = Path("/proc")
 TICKS = os.sysconf("SC_CLK_TCK")
 PAGE = os.sysconf("SC_PAGE_SIZE")
 
+_LISTEN = "0A"
 _MAX_ENVIRON = 1024 * 1024
 
 
@@ -77,6 +79,45 @@ def read_marks(pid: int) -> tuple[str, str] | None:
         elif entry.startswith(_STATE):
             state = entry[len(_STATE) :].decode("utf-8", "replace")
     return (shard, state) if shard is not None and state is not None else None
+
+
+def holds_port(pids: Iterable[int], port: int) -> bool | None:
+    """Whether one of these processes listens on a TCP port; ``None`` if it cannot be told,
+    because one of them does not let us look."""
+    unknown = False
+    for pid in pids:
+        try:
+            sockets = _listeners(pid, port)
+            for entry in os.scandir(PROC / str(pid) / "fd"):
+                if sockets and _target(entry.path) in sockets:
+                    return True
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        except PermissionError:
+            unknown = True
+    return None if unknown else False
+
+
+def _listeners(pid: int, port: int) -> set[str]:
+    """The sockets that listen on a port, as the process's network has them."""
+    found = set()
+    for table in ("tcp", "tcp6"):
+        try:
+            lines = (PROC / str(pid) / "net" / table).read_text().splitlines()[1:]
+        except FileNotFoundError:
+            continue
+        for line in lines:
+            fields = line.split()
+            if fields[3] == _LISTEN and int(fields[1].rpartition(":")[2], 16) == port:
+                found.add(f"socket:[{fields[9]}]")
+    return found
+
+
+def _target(link: str) -> str:
+    try:
+        return os.readlink(link)  # noqa: PTH115 - not a path
+    except FileNotFoundError:
+        return ""
 
 
 def boot_id() -> str:

@@ -15,12 +15,13 @@ from agent.supervise.base import TAIL_LINES, GroupUse, LaunchError, MainStatus
 @dataclass(frozen=True)
 class Program:
     """What an engine's process does. ``on_term``: ``exit``, ``ignore`` or ``second`` (leave
-    at the second SIGTERM). ``exits``: end at once with that status. ``sidecar``: start a
+    at the second SIGTERM). ``hangs``: it sits in the kernel and outlives SIGKILL. ``exits``: end at once with that status. ``sidecar``: start a
     child that ignores SIGTERM, in the same session (``child``) or its own (``setsid``)."""
 
     lines: tuple[str, ...] = ()
     on_term: str = "exit"
     exits: int | None = None
+    hangs: bool = False
     sidecar: str | None = None
 
     def to_json(self):
@@ -39,6 +40,8 @@ class FakeProcess:
     terms: int = 0
 
     def receive(self, signal):
+        if self.program.hangs:
+            return
         if signal == "KILL":
             self.end(-9)
             return

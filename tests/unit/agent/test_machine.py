@@ -499,3 +499,34 @@ def test_invariants_whatever_happens(steps, auto):
             if shard.ending is not None and shard.phase != "launching":
                 assert shard.next_wake is not None
         assert set(rig.disk) == set(rig.machine.shards) | set(rig.machine.exits)
+
+
+class TestFailedWrites:
+    """AGT-04: what must be durable is written again when a write of it failed."""
+
+    def test_epoch_and_command_ids(self):
+        rig = Rig(auto=False)
+        effects = rig.feed(ev.EpochSeen(7))
+        (save,) = [e for e in effects if isinstance(e, ev.Save)]
+        rig.feed(ev.Saved(save.sequence, "No space left on device"))
+        rig.state = AgentState()
+        assert rig.until(rig.now + 1.0) == []
+        rig.until(rig.now + 60.0)
+        assert rig.state.highest_epoch == 7
+        (again,) = [e for e in rig.log if isinstance(e, ev.Save) and e.sequence > save.sequence]
+        rig.feed(ev.Saved(again.sequence))
+        assert rig.until(rig.now + 60.0) == []
+
+    def test_removal_of_an_acknowledged_exit(self):
+        """Otherwise the next agent tells it as new, and its record stays for ever."""
+        rig = Rig()
+        spec = make_spec()
+        rig.run(spec)
+        rig.feed(ev.Exited(spec.key, 1))
+        rig.feed(ev.Gone(spec.key, 1))
+        rig.auto = False
+        effects = rig.feed(ev.Commanded(Forget(shards=(spec.key,))))
+        (save,) = [e for e in effects if isinstance(e, ev.Save)]
+        rig.feed(ev.Saved(save.sequence, "Read-only file system"))
+        done = [effect.item for _, effect in rig.until(rig.now + 60.0) if isinstance(effect, ev.Save)]
+        assert done == [ev.RemoveRecord(spec.key)]

@@ -30,7 +30,7 @@ def test_everything(tmp_path):
 node_id: n1
 control_planes: ["[::1]:7001", "127.0.0.1:7002"]
 state_dir: relative/state
-address: 10.0.0.5
+address: 127.0.0.5
 engine_ports: 21000-21009
 labels: {llmgw.io/rack: r1}
 engines:
