@@ -11,7 +11,7 @@ from agent import events, session
 from agent.events import Notice
 from agent.machine import Machine
 from agent.session import Session
-from llmgw.runtime.settings import Address
+from llmgw.runtime.kinds import Address
 
 Event = events.Event | session.Event
 

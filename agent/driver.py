@@ -206,8 +206,23 @@ class Driver:
             self._inbox.put(events.Probed(spec.key, True))
             return
         probe = self._plan(spec).probe
-        ready, detail = (True, "") if probe is None else ask(probe)
+        who = "ours" if probe is None else offload(self._who_listens, spec)
+        if who == "nobody":
+            ready, detail = False, "not listening yet"
+        elif who == "stranger":
+            # Whoever took the port while the engine loads must get neither its key nor its prompts.
+            ready, detail = False, f"port {spec.port} is held by a process that is not of this shard"
+        else:
+            ready, detail = (True, "") if probe is None else ask(probe)
         self._inbox.put(events.Probed(spec.key, ready, detail))
+
+    def _who_listens(self, spec: ShardSpec) -> proc.Listener:
+        """Who listens on a shard's port. Mostly its main process: only if it is another one
+        must the whole process table be read."""
+        shard = self._agent.machine.shards.get(spec.key)
+        main = shard.process if shard is not None else None
+        who = "stranger" if main is None else proc.who_listens((main.pid,), spec.port)
+        return proc.who_listens(self._supervisor.members(spec.key), spec.port) if who == "stranger" else who
 
     def _kill_unidentified(self, key: ShardKey) -> None:
         for _ in range(50):

@@ -4,12 +4,16 @@ An engine counts only after its binary was seen to run, never because something 
 on PATH (PLC-12).
 """
 
+import contextlib
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
+
+import gevent
 
 from agent.engines import ADAPTERS
 from agent.engines.base import Install
@@ -19,6 +23,9 @@ from llmgw.wire.messages import EngineInstall
 
 PROBE_TIMEOUT = 60.0
 """Seconds for ``--version``: a Python engine may import for long."""
+
+MAX_OUTPUT = 256 * 1024
+"""Bytes of output of ``--version`` that are read."""
 
 _FIELDS = {"binary": {"path"}, "python-package": {"venv", "binary"}, "builtin": set[str]()}
 
@@ -83,29 +90,50 @@ def probe(install: Install) -> EngineInstall:
         return EngineInstall(name=install.engine, state="failed", detail=install.problem)
     argv = adapter.version_command(install)
     try:
-        done = subprocess.run(
-            argv,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            timeout=PROBE_TIMEOUT,
-            env=inherited_environment(os.environ),
-            check=False,
-        )
+        returncode, data = _run(argv)
     except subprocess.TimeoutExpired:
         detail = f"{' '.join(argv)} did not end within {PROBE_TIMEOUT:g} s"
         return EngineInstall(name=install.engine, state="failed", detail=detail)
     except OSError as error:
         detail = f"{install.path} cannot be run: {error.strerror}"
         return EngineInstall(name=install.engine, state="failed", detail=detail)
-    output = done.stdout.decode("utf-8", "replace")
-    version = adapter.parse_version(output) if done.returncode == 0 else None
+    if len(data) > MAX_OUTPUT:
+        detail = f"{' '.join(argv)} printed more than {MAX_OUTPUT} bytes: that is no version"
+        return EngineInstall(name=install.engine, state="failed", detail=detail)
+    output = data.decode("utf-8", "replace")
+    version = adapter.parse_version(output) if returncode == 0 else None
     if version is None:
         last = output.strip().splitlines()[-1][:300] if output.strip() else "it printed nothing"
-        status = _status(done.returncode)
+        status = _status(returncode)
         detail = f"{' '.join(argv)} {status}: {last}"
         return EngineInstall(name=install.engine, state="failed", detail=detail)
     return EngineInstall(name=install.engine, state="ready", version=version)
+
+
+def _run(argv: tuple[str, ...]) -> tuple[int, bytes]:
+    """Exit status and output of a program, which is ended once it printed more than
+    ``MAX_OUTPUT``. What it started is ended with it. Raises ``OSError`` and ``TimeoutExpired``."""
+    process = subprocess.Popen(
+        argv,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env=inherited_environment(os.environ),
+        start_new_session=True,
+    )
+    output = process.stdout
+    assert output is not None  # noqa: S101 - a pipe was asked for
+    try:
+        with gevent.Timeout(PROBE_TIMEOUT, subprocess.TimeoutExpired(argv, PROBE_TIMEOUT)):
+            data = output.read(MAX_OUTPUT + 1)
+            if len(data) <= MAX_OUTPUT:
+                return process.wait(), data
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        returncode = process.wait()
+        output.close()
+    return returncode, data
 
 
 def _status(returncode: int) -> str:

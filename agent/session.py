@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from agent.events import Notice
-from llmgw.runtime.settings import Address
+from llmgw.runtime.kinds import Address
 from llmgw.wire.messages import (
     Down,
     Forget,

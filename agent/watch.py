@@ -165,7 +165,7 @@ class NodeWatch:
         """For ever: see whether each configured engine runs (PLC-12)."""
         while True:
             for name, entry in self._config.engines.items():
-                self._installs[name] = locate(name, entry)
+                self._installs[name] = offload(locate, name, entry)
                 seen = probe(self._installs[name])
                 if seen != self._engines[name]:
                     log.info("engine", name=name, state=seen.state, version=seen.version, detail=seen.detail)

@@ -10,44 +10,49 @@ import contextlib
 import hashlib
 import json
 import os
-import re
-import shutil
-import signal
-import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 import urllib.error
-import urllib.request
-import venv
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path[0] = str(Path(__file__).resolve().parent.parent)  # the checkout, instead of this directory
 
-import psutil  # noqa: E402
 import yaml  # noqa: E402
 from rich import box  # noqa: E402
 from rich.console import Console  # noqa: E402
 from rich.table import Table  # noqa: E402
 
+from bench.tools import (  # noqa: E402
+    CACHE,
+    KEY,
+    ROOT,
+    Load,
+    Process,
+    Unavailable,
+    environment,
+    free_port,
+    request,
+    require_wrk,
+    say,
+    start,
+    wait_until_right,
+    wrk,
+)
 from llmgw.wire.routing import Endpoint, RoutedKey, RoutedModel, RouteTable  # noqa: E402
 from tests.fakes.route_server import RouteServer  # noqa: E402
 
-CACHE = ROOT / ".cache" / "bench"
 PEERS = {"vllm-router": "vllm-router==0.1.17", "litellm": "litellm[proxy]==1.110.2"}
 MOCK = "uvloop httptools"
-KEY = "sk-llmgw-0123456789abcdef0123456789abcdef"
-CHUNKS = 65
-"""Chunks of a stream with its last."""
-
 CONNECTIONS = 32
 PACED_STREAMS = 150
 PACED_GAP = 0.02
+LATENCY_RUNS = 5
 
 BUDGETS = {
     "whole": ("CPU per request ÷ vllm-router", 0.9, 0.7),
@@ -59,133 +64,10 @@ BUDGETS = {
 }
 """What we hold ourselves to: the name, the budget, and the figure we would be proud of."""
 
-say = Console(stderr=True)
-
-
-class Unavailable(Exception):
-    """Something of the benchmark cannot be had here; the message says what."""
-
-
-# ------------------------------------------------------------------------ tools
-
-
-def environment(name: str, packages: str) -> Path:
-    """A virtual environment of its own with ``packages``; made once."""
-    place = CACHE / name
-    stamp = place / "installed"
-    if stamp.exists() and stamp.read_text() == packages:
-        return place / "bin"
-    say.print(f"installing {packages} into {place}")
-    shutil.rmtree(place, ignore_errors=True)
-    venv.create(place, with_pip=True)
-    done = subprocess.run(
-        [place / "bin" / "pip", "install", "--quiet", "--disable-pip-version-check", *packages.split()],
-        capture_output=True,
-        text=True,
-    )
-    if done.returncode:
-        raise Unavailable(f"{packages} cannot be installed: {done.stderr.strip()[-300:]}")
-    stamp.write_text(packages)
-    return place / "bin"
-
-
-def require_wrk() -> None:
-    """The load generator, from the system's packages."""
-    if shutil.which("wrk") is None and os.geteuid() == 0 and shutil.which("apt-get"):
-        say.print("installing wrk")
-        if subprocess.run(["apt-get", "install", "-qq", "-y", "wrk"], capture_output=True).returncode:
-            subprocess.run(["apt-get", "update", "-qq"], capture_output=True)
-            subprocess.run(["apt-get", "install", "-qq", "-y", "wrk"], capture_output=True)
-    if shutil.which("wrk") is None:
-        raise Unavailable("wrk is not installed (Debian: apt-get install wrk)")
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
-
-
-@dataclass
-class Process:
-    """A started program and what it started. ``kind`` is vllm-router, litellm or llmgw."""
-
-    name: str
-    port: int
-    popen: subprocess.Popen[bytes]
-    log: Path
-
-    def tree(self) -> list[psutil.Process]:
-        root = psutil.Process(self.popen.pid)
-        return [root, *root.children(recursive=True)]
-
-    def cpu(self) -> float:
-        """Seconds used by all processes so far."""
-        total = 0.0
-        for process in self.tree():
-            with contextlib.suppress(psutil.NoSuchProcess):
-                times = process.cpu_times()
-                total += times.user + times.system
-        return total
-
-    def memory(self) -> float:
-        """Resident megabytes of all processes."""
-        total = 0
-        for process in self.tree():
-            with contextlib.suppress(psutil.NoSuchProcess):
-                total += process.memory_info().rss
-        return total / 1e6
-
-    def stop(self) -> None:
-        for process in reversed(self.tree()):
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.send_signal(signal.SIGTERM)
-        _, alive = psutil.wait_procs(self.tree() if psutil.pid_exists(self.popen.pid) else [], timeout=5)
-        for process in alive:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
-        self.popen.wait()
-
-
-def start(name: str, port: int, command: list[str], directory: Path, **env: str) -> Process:
-    log = directory / f"{name}.log"
-    with log.open("wb") as stream:
-        popen = subprocess.Popen(
-            command, stdout=stream, stderr=stream, cwd=ROOT, env={**os.environ, **env}, start_new_session=True
-        )
-    return Process(name, port, popen, log)
-
-
-def request(port: int, path: str, body: dict[str, Any] | None = None) -> bytes:
-    data = json.dumps(body).encode() if body is not None else None
-    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {KEY}"}
-    with urllib.request.urlopen(
-        urllib.request.Request(f"http://127.0.0.1:{port}{path}", data, headers), timeout=10
-    ) as answer:
-        return bytes(answer.read())
-
-
-def wait_until_right(process: Process, seconds: float) -> None:
-    """Until a whole answer and a stream come through ``process`` as the engine sent them."""
-    deadline = time.monotonic() + seconds
-    chat: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
-    while True:
-        try:
-            whole = json.loads(request(process.port, "/v1/chat/completions", chat))
-            stream = request(process.port, "/v1/chat/completions", {**chat, "stream": True})
-        except (OSError, ValueError) as error:
-            if time.monotonic() > deadline or process.popen.poll() is not None:
-                raise Unavailable(f"{process.name} does not answer: {error}; see {process.log}") from error
-            time.sleep(0.2)
-            continue
-        if whole["choices"][0]["message"]["content"].startswith("Hello") and stream.rstrip().endswith(b"[DONE]"):
-            return
-        raise Unavailable(f"{process.name} changes answers")
-
-
 # ------------------------------------------------------------------------ routers
 
 
-def start_ours(ports: list[int], directory: Path, control: RouteServer) -> Process:
+def start_ours(directory: Path, control: RouteServer) -> Process:
     """One worker, keys on, a control plane that is polled and reported to."""
     port = free_port()
     token = directory / "token"
@@ -204,7 +86,6 @@ def start_ours(ports: list[int], directory: Path, control: RouteServer) -> Proce
             }
         )
     )
-    del ports
     return start("llmgw", port, [sys.executable, "-m", "router.main", "--config", str(config)], directory)
 
 
@@ -213,9 +94,7 @@ def table(ports: list[int]) -> RouteTable:
         Endpoint(id=f"e{port}", host="127.0.0.1", port=port, upstream_model="m", key="ek-bench") for port in ports
     )
     key = RoutedKey(id="k", digest=hashlib.sha256(KEY.encode()).hexdigest())
-    return RouteTable(
-        generation="1", models=(RoutedModel(name="m", state="ready", endpoints=endpoints),), keys=(key,)
-    )
+    return RouteTable(generation="1", models=(RoutedModel(name="m", state="ready", endpoints=endpoints),), keys=(key,))
 
 
 def start_vllm_router(ports: list[int], directory: Path) -> Process:
@@ -244,42 +123,6 @@ def start_litellm(ports: list[int], directory: Path) -> Process:
 
 
 # ------------------------------------------------------------------------ measuring
-
-
-@dataclass
-class Load:
-    """One run of wrk."""
-
-    requests: int
-    rps: float
-    p50: float
-    p99: float
-
-
-def wrk(port: int, script: str, seconds: float, connections: int, delay_ms: int = 0) -> Load:
-    """Load from one thread. Latencies in ms. Raises ``Unavailable`` if any answer was an error."""
-    done = subprocess.run(
-        [
-            "wrk", "-t1", f"-c{connections}", f"-d{round(seconds)}s", "--latency", "--timeout", "30s",
-            "-s", str(ROOT / "bench" / script), f"http://127.0.0.1:{port}/v1/chat/completions",
-        ],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "BENCH_KEY": KEY, "BENCH_DELAY_MS": str(delay_ms)},
-    )  # fmt: skip
-    text = done.stdout
-    bad = re.search(r"Non-2xx.*|Socket errors: .*", text)
-    if bad or not (count := re.search(r"(\d+) requests in", text)):
-        raise Unavailable(f"wrk: {bad[0] if bad else done.stderr or text}")
-    rate = re.search(r"Requests/sec:\s+([\d.]+)", text)
-    return Load(int(count[1]), float(rate[1]) if rate else 0.0, _ms(text, "50%"), _ms(text, "99%"))
-
-
-def _ms(text: str, name: str) -> float:
-    match = re.search(rf"{name}\s+([\d.]+)(us|ms|s)\b", text)
-    if not match:
-        return float("nan")
-    return float(match[1]) * {"us": 0.001, "ms": 1.0, "s": 1000.0}[match[2]]
 
 
 def stats(ports: list[int]) -> dict[str, int]:
@@ -329,33 +172,49 @@ def per_paced_chunk(process: Process, ports: list[int], seconds: float) -> tuple
     return used / passed * 1e6, (memory - idle) * 1000 / PACED_STREAMS
 
 
-def measure(result: Result, process: Process, burst: list[int], paced: "Paced", seconds: float) -> None:
-    """One round of one router."""
-    cost, load = per_request(process, "chat.lua", seconds, CONNECTIONS)
+@dataclass
+class Pair:
+    """One router in front of engines that answer at once, and of engines that pace their chunks."""
+
+    burst: Process
+    paced: Process
+    paced_ports: list[int]
+
+
+def whole(result: Result, router: Pair, seconds: float) -> None:
+    """Answers that are not streams."""
+    cost, load = per_request(router.burst, "chat.lua", seconds, CONNECTIONS)
     result.whole.append(cost)
     result.rps.append(load.rps)
-    cost, _ = per_request(process, "stream.lua", seconds, CONNECTIONS)
-    result.burst.append(cost)
-    del burst
-    cost, memory = per_paced_chunk(paced.process, paced.ports, seconds)
+
+
+def burst(result: Result, router: Pair, seconds: float) -> None:
+    """Streams whose chunks come at once."""
+    result.burst.append(per_request(router.burst, "stream.lua", seconds, CONNECTIONS)[0])
+
+
+def paced(result: Result, router: Pair, seconds: float) -> None:
+    """Streams as engines send them."""
+    cost, memory = per_paced_chunk(router.paced, router.paced_ports, seconds)
     result.paced.append(cost)
     result.stream_kb.append(memory)
 
 
-@dataclass
-class Paced:
-    """The same router in front of engines that pace their chunks."""
-
-    process: Process
-    ports: list[int]
+SCENARIOS: tuple[Callable[[Result, Pair, float], None], ...] = (whole, burst, paced)
 
 
-def added_latency(process: Process, direct: int, rps: float, seconds: float) -> tuple[float, float]:
-    """p50 and p99 added over the engine itself at half of ``rps``, in ms."""
+def added_latency(process: Process, direct: int, rps: float) -> tuple[float, float]:
+    """p50 and p99 added over the engine itself at half of ``rps``, in ms: the differences of
+    medians of short runs in turn, since other work on the machine moves single ones."""
     delay = max(1, round(CONNECTIONS * 1000 / (rps / 2)))
-    straight = wrk(direct, "chat.lua", seconds, CONNECTIONS, delay)
-    through = wrk(process.port, "chat.lua", seconds, CONNECTIONS, delay)
-    return through.p50 - straight.p50, through.p99 - straight.p99
+    straight: list[Load] = []
+    through: list[Load] = []
+    for _ in range(LATENCY_RUNS):
+        straight.append(wrk(direct, "chat.lua", 2, CONNECTIONS, delay))
+        through.append(wrk(process.port, "chat.lua", 2, CONNECTIONS, delay))
+    p50 = statistics.median(load.p50 for load in through) - statistics.median(load.p50 for load in straight)
+    p99 = statistics.median(load.p99 for load in through) - statistics.median(load.p99 for load in straight)
+    return p50, p99
 
 
 # ------------------------------------------------------------------------ the run
@@ -377,11 +236,11 @@ def run(rounds: int, seconds: float, with_litellm: bool) -> dict[str, Any]:
                 engines[kind].append(port)
                 command = [str(python), str(ROOT / "bench" / "upstream.py"), str(port), str(gap)]
                 started.append(start(f"engine-{kind}-{nth}", port, command, directory))
-        stack.callback(lambda: [process.stop() for process in reversed(started)])
+        stack.callback(_stop, started)
         for port in (*engines["burst"], *engines["paced"]):
             _wait_for(port)
 
-        routers: dict[str, tuple[Process, Paced]] = {}
+        routers: dict[str, Pair] = {}
         pairs: dict[str, Process] = {}
         for kind, ports in engines.items():
             control = RouteServer(table(ports), "rt-benchmark", "bench")
@@ -390,7 +249,7 @@ def run(rounds: int, seconds: float, with_litellm: bool) -> dict[str, Any]:
             place.mkdir()
             for router in ("llmgw", "vllm-router"):
                 try:
-                    process = start_ours(ports, place, control) if router == "llmgw" else start_vllm_router(ports, place)
+                    process = start_ours(place, control) if router == "llmgw" else start_vllm_router(ports, place)
                     started.append(process)
                     wait_until_right(process, 60)
                 except Unavailable as error:
@@ -401,28 +260,28 @@ def run(rounds: int, seconds: float, with_litellm: bool) -> dict[str, Any]:
                 pairs[f"{router}/{kind}"] = process
         for router in ("llmgw", "vllm-router"):
             if f"{router}/burst" in pairs and f"{router}/paced" in pairs:
-                routers[router] = (pairs[f"{router}/burst"], Paced(pairs[f"{router}/paced"], engines["paced"]))
+                routers[router] = Pair(pairs[f"{router}/burst"], pairs[f"{router}/paced"], engines["paced"])
                 results[router] = Result()
 
-        for router, (process, _) in routers.items():
+        for router, pair in routers.items():
             say.print(f"warming {router}")
-            wrk(process.port, "chat.lua", 2, CONNECTIONS)
-            wrk(process.port, "stream.lua", 1, CONNECTIONS)
+            wrk(pair.burst.port, "chat.lua", 2, CONNECTIONS)
+            wrk(pair.burst.port, "stream.lua", 1, CONNECTIONS)
         for nth in range(rounds):
             order = list(routers) if nth % 2 == 0 else list(routers)[::-1]
-            for router in order:
-                say.print(f"round {nth + 1} of {rounds}: {router}")
-                process, paced = routers[router]
-                measure(results[router], process, engines["burst"], paced, seconds)
+            for scenario in SCENARIOS:
+                say.print(f"round {nth + 1} of {rounds}: {scenario.__name__}")
+                for router in order:
+                    scenario(results[router], routers[router], seconds)
         rps = min(statistics.median(result.rps) for result in results.values())
-        for nth in range(rounds):
-            for router, (process, _) in routers.items():
-                say.print(f"latency, round {nth + 1} of {rounds}: {router}")
-                p50, p99 = added_latency(process, engines["burst"][0], rps, seconds)
+        for nth in range(max(1, rounds // 2)):
+            for router, pair in routers.items():
+                say.print(f"latency, round {nth + 1}: {router}")
+                p50, p99 = added_latency(pair.burst, engines["burst"][0], rps)
                 results[router].added_p50.append(p50)
                 results[router].added_p99.append(p99)
-        for router, (process, _) in routers.items():
-            results[router].rss = process.memory()
+        for router, pair in routers.items():
+            results[router].rss = pair.burst.memory()
 
         if with_litellm:
             try:
@@ -448,6 +307,11 @@ def measure_litellm(ports: list[int], directory: Path, seconds: float, started: 
     return result
 
 
+def _stop(processes: list[Process]) -> None:
+    for process in reversed(processes):
+        process.stop()
+
+
 def _wait_for(port: int) -> None:
     deadline = time.monotonic() + 10
     while True:
@@ -469,11 +333,24 @@ def ratio(ours: list[float], theirs: list[float]) -> float:
     return statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
 
 
+COLUMNS = (
+    "router",
+    "µs/request",
+    "req/s",
+    "µs/64-chunk burst",
+    "µs/paced chunk",
+    "added p50 ms",
+    "added p99 ms",
+    "kB/stream",
+    "RSS MB",
+)
+
+
 def show(outcome: dict[str, Any], console: Console) -> dict[str, Any]:
     """Print the tables; returns what is saved."""
     results: dict[str, Result] = outcome["results"]
     figures = Table(box=box.MARKDOWN, title="CPU of the router's processes, one worker, medians")
-    for column in ("router", "µs/request", "req/s", "µs/64-chunk burst", "µs/paced chunk", "added p50 ms", "added p99 ms", "kB/stream", "RSS MB"):  # fmt: skip
+    for column in COLUMNS:
         figures.add_column(column, justify="left" if column == "router" else "right")
     for name, result in results.items():
         cells = [result.whole, result.rps, result.burst, result.paced, result.added_p50, result.added_p99]
@@ -503,7 +380,7 @@ def show(outcome: dict[str, Any], console: Console) -> dict[str, Any]:
         budgets.add_row(words, f"{value:.2f}", f"{budget:g}", f"{moonshot:g}", verdict)
     console.print(budgets)
     for note in outcome["notes"]:
-        console.print(f"note: {note}")
+        console.print(f"note: {note}", markup=False)
     return {
         "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "cpus": os.cpu_count(),
@@ -524,7 +401,7 @@ def _cell(values: list[float]) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     size = parser.add_mutually_exclusive_group()
-    size.add_argument("--quick", action="store_true", help="two short rounds, about two minutes (default)")
+    size.add_argument("--quick", action="store_true", help="two short rounds, about three minutes (default)")
     size.add_argument("--full", action="store_true", help="five rounds, about ten minutes")
     parser.add_argument("--no-litellm", action="store_true", help="leave out LiteLLM (80 s to install)")
     options = parser.parse_args()

@@ -8,11 +8,12 @@ Needs httptools; uses uvloop where it is installed.
 import asyncio
 import json
 import sys
+from typing import cast
 
 import httptools
 
 try:
-    import uvloop
+    import uvloop  # type: ignore[import-not-found]
 except ImportError:
     uvloop = None
 
@@ -64,7 +65,7 @@ class Engine(asyncio.Protocol):
     chunks = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = transport
+        self.transport = cast(asyncio.Transport, transport)
         self.parser = httptools.HttpRequestParser(self)
         self.body = b""
 

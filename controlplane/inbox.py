@@ -5,7 +5,7 @@ holds back the connection they came on; people's requests are turned away at onc
 what must not be lost goes in beyond the bound.
 """
 
-from collections import deque
+from collections import Counter, deque
 
 from gevent.event import Event as Signal
 
@@ -13,6 +13,10 @@ from controlplane.events import Event, FrameReceived
 from llmgw.wire.messages import Heartbeat
 
 CAPACITY = 8192
+
+PER_SESSION = 16
+"""Frames of one session that may wait: a peer that floods holds up itself, and fills
+neither the queue nor the memory."""
 
 
 class Inbox:
@@ -26,6 +30,7 @@ class Inbox:
         self._capacity = capacity
         self._events: deque[Event | str] = deque()
         self._heartbeats: dict[str, FrameReceived] = {}
+        self._frames: Counter[str] = Counter()
         self._arrived = Signal()
         self._room = Signal()
         self._room.set()
@@ -48,7 +53,7 @@ class Inbox:
             self._heartbeats[event.session] = event
             self._arrived.set()
             return
-        self._wait_for_room()
+        self._wait_for_room(event.session if isinstance(event, FrameReceived) else "")
         self.force(event)
 
     def offer(self, event: Event) -> bool:
@@ -61,6 +66,8 @@ class Inbox:
 
     def force(self, event: Event) -> None:
         """Add an event that must not be lost, room or not."""
+        if isinstance(event, FrameReceived):
+            self._frames[event.session] += 1
         self._events.append(event)
         self._arrived.set()
 
@@ -71,7 +78,13 @@ class Inbox:
         entry = self._events.popleft()
         if len(self._events) < self._capacity:
             self._room.set()
-        return self._heartbeats.pop(entry) if isinstance(entry, str) else entry
+        if isinstance(entry, str):
+            return self._heartbeats.pop(entry)
+        if isinstance(entry, FrameReceived):
+            self._frames[entry.session] -= 1
+            if not self._frames[entry.session]:
+                del self._frames[entry.session]
+        return entry
 
     def wait(self, timeout: float) -> None:
         """Until an event arrives, at most ``timeout`` seconds."""
@@ -79,7 +92,7 @@ class Inbox:
             self._arrived.clear()
             self._arrived.wait(timeout)
 
-    def _wait_for_room(self) -> None:
-        while len(self._events) >= self._capacity:
+    def _wait_for_room(self, session: str = "") -> None:
+        while len(self._events) >= self._capacity or self._frames[session] >= PER_SESSION:
             self._room.clear()
             self._room.wait()

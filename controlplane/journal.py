@@ -184,6 +184,7 @@ class Journal:
     def _append(self, data: bytes) -> None:
         if self._size and self._size + len(data) > self._max_bytes:
             self._rotate()
+        self._notice_removal()
         descriptor = self._open()
         try:
             view = memoryview(data)
@@ -194,6 +195,12 @@ class Journal:
             os.ftruncate(descriptor, self._size)  # no half lines: the whole is tried again
             raise
         self._size += len(data)
+
+    def _notice_removal(self) -> None:
+        """A file that somebody removed would take what is written with it: begin a new one."""
+        if self._descriptor is not None and os.fstat(self._descriptor).st_nlink == 0:
+            os.close(self._descriptor)
+            self._descriptor = None
 
     def _rotate(self) -> None:
         if self._descriptor is not None:

@@ -182,8 +182,10 @@ class Loop:
         known = self._fleet.routers.get(key)
         if known is None or report.sequence > known.sequence:
             loads = {load.id: load for load in report.endpoints}
+            # Generations begin with the boot of the process that published them.
+            current = report.generation.startswith(f"{self._fleet.boot}-")
             self._fleet.routers[key] = RouterSeen(
-                event.router_id, report.boot, now, report.sequence, loads, report.version
+                event.router_id, report.boot, now, report.sequence, loads, report.version, current
             )
 
     def run_pass(self, now: float) -> Generator[None, None, list[Effect]]:

@@ -11,11 +11,15 @@ import argparse  # noqa: E402
 import logging  # noqa: E402
 import os  # noqa: E402
 import random  # noqa: E402
+import resource  # noqa: E402
 import secrets  # noqa: E402
 import sys  # noqa: E402
 from collections.abc import Callable, Iterable  # noqa: E402
 from pathlib import Path  # noqa: E402
 from typing import Any  # noqa: E402
+
+import gevent  # noqa: E402
+from gevent.event import Event  # noqa: E402
 
 from controlplane.api.app import MAX_BODY, create_app  # noqa: E402
 from controlplane.catalog.load import load_catalog  # noqa: E402
@@ -57,7 +61,8 @@ from controlplane.store.sqlite import SqliteStore  # noqa: E402
 from controlplane.store.writer import StoreWriter  # noqa: E402
 from llmgw import __version__  # noqa: E402
 from llmgw.runtime.clock import SystemClock  # noqa: E402
-from llmgw.runtime.daemon import Stopper, run  # noqa: E402
+from llmgw.runtime.daemon import Stopper, reload_when, run  # noqa: E402
+from llmgw.runtime.files import private_directory  # noqa: E402
 from llmgw.runtime.logs import Logger, configure, set_level  # noqa: E402
 from llmgw.runtime.settings import Fault, Loaded, SettingsError  # noqa: E402
 from llmgw.runtime.stall import StallDetector  # noqa: E402
@@ -100,7 +105,12 @@ class ControlPlane:
             lambda batch: self._inbox.force(Committed(batch)),
             epoch,
             settings["journal.max_bytes"],
-        ).start()
+        )
+        try:
+            self._journal.start()
+        except OSError as error:
+            message = f"the decision journal {state_dir / 'decisions.jsonl'} cannot be used: {error.strerror}"
+            raise SettingsError("llmgw server", [Fault("state_dir", message)]) from error
         self._loop = Loop(
             _loop_settings(settings),
             catalog,
@@ -257,9 +267,7 @@ def _tell(decision: Decision) -> None:
 
 def _make_state_dir(state_dir: Path) -> Path:
     try:
-        state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-        if not os.access(state_dir, os.W_OK | os.X_OK):
-            raise PermissionError(13, "Permission denied")
+        private_directory(state_dir)
     except OSError as error:
         raise SettingsError(
             "llmgw server", [Fault("state_dir", f"{state_dir} cannot be used: {error.strerror}")]
@@ -330,13 +338,23 @@ def main(arguments: list[str] | None = None) -> int:
     return _serve(settings, catalog, tokens, read)
 
 
+def _allow_many_files() -> None:
+    """Every agent is an open file, and the usual soft limit is 1024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
 def _serve(settings: Loaded, catalog: Catalog, tokens: FleetTokens, reread: Callable[[], Loaded]) -> int:
+    asked = Event()
+    stopper = Stopper(asked.set)  # first of all: a SIGHUP while we start must not end us
+    _allow_many_files()
     try:
         control_plane = ControlPlane(settings, catalog, tokens, reread)
     except (StoreError, StoreUnavailable) as error:
         raise SettingsError("llmgw server", [Fault("state_dir", str(error))]) from error
     control_plane.start()
-    stopper = Stopper(control_plane.reload)
+    gevent.spawn(reload_when, asked, control_plane.reload)
     stopper.wait()
     control_plane.stop()
     log.info("stopped")

@@ -12,9 +12,12 @@ from urllib.parse import unquote_to_bytes
 
 import httptools
 
+from llmgw.runtime.logs import Logger
 from router.chunks import ChunkError, ChunkFollower
 from router.errors import Refused, status_line
 from router.link import READ_SIZE, Expired, Link, Reactor
+
+log = Logger("router.http1")
 
 MAX_PIPELINED = 65536
 LINGER_SECONDS = 2.0
@@ -73,9 +76,13 @@ class Request:
 
 
 class _Head:
-    """Takes what llhttp finds in one head."""
+    """Takes what llhttp finds in one head.
 
-    __slots__ = ("complete", "count", "headers", "repeated", "url")
+    ``keep`` is asked for at the end of the head: once a message without a body is
+    complete llhttp has forgotten its flags.
+    """
+
+    __slots__ = ("complete", "count", "headers", "keep", "parser", "repeated", "url")
 
     def __init__(self) -> None:
         self.headers: dict[bytes, bytes] = {}
@@ -83,6 +90,8 @@ class _Head:
         self.count = 0
         self.repeated = b""
         self.complete = False
+        self.keep = False
+        self.parser: Any = None
 
     def on_url(self, url: bytes) -> None:
         self.url += url
@@ -98,6 +107,7 @@ class _Head:
 
     def on_headers_complete(self) -> None:
         self.complete = True
+        self.keep = self.parser.should_keep_alive()
 
 
 def parse_head(head: bytes, limits: Limits) -> Request:
@@ -106,15 +116,16 @@ def parse_head(head: bytes, limits: Limits) -> Request:
     Raises ``Refused``; the connection must be closed then.
     """
     found = _Head()
-    parser = httptools.HttpRequestParser(found)
+    parser = found.parser = httptools.HttpRequestParser(found)
     try:
         parser.feed_data(head)
-    except httptools.HttpParserUpgrade:
-        found.complete = True  # an upgrade is an offer, which is not taken
+    except httptools.HttpParserUpgrade as offer:
+        log.debug("an offered upgrade is not taken", offer=offer)
     except httptools.HttpParserInvalidMethodError as error:
         raise Refused("method_not_allowed", "The method is not known.", close=True) from error
     except httptools.HttpParserError as error:
         raise Refused("invalid_request", f"The request's head is malformed: {error}.", close=True) from error
+    found.parser = None  # or each request would leave a cycle for the collector
     headers = found.headers
     version = head[: head.index(b"\r\n")][-9:]
     if not found.complete or version not in (b" HTTP/1.1", b" HTTP/1.0"):
@@ -128,7 +139,7 @@ def parse_head(head: bytes, limits: Limits) -> Request:
     request.method = parser.get_method()
     request.path = _path(found.url)
     request.old = version == b" HTTP/1.0"
-    request.keep = not request.old and parser.should_keep_alive()
+    request.keep = found.keep and not request.old
     if b"host" not in headers and not request.old:
         raise Refused("invalid_request", "The request has no Host.", close=True)
     if b"transfer-encoding" in headers:
@@ -282,7 +293,7 @@ class ClientLink(Link):
         missing = length - len(buffer)
         self.buffer = b""
         while missing:
-            data = self._receive_body(until, min(missing, READ_SIZE * 4))
+            data = self._receive_body(until, min(missing, READ_SIZE))
             parts.append(data)
             missing -= len(data)
         return b"".join(parts)

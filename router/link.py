@@ -19,7 +19,7 @@ from gevent.hub import get_hub
 
 NEVER = float("inf")
 READ_SIZE = 65536
-SWEEP_SECONDS = 0.1
+SWEEP_SECONDS = 0.25
 
 _READ, _WRITE = 1, 2
 
@@ -87,6 +87,7 @@ class Link:
     )
 
     def __init__(self, reactor: Reactor, sock: _socket.socket) -> None:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._reactor = reactor
         self._hub = reactor.hub
         self.sock = sock
@@ -102,7 +103,6 @@ class Link:
         self._reading = True
         self._reader.start(self._readable)
         reactor.links.add(self)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     # ------------------------------------------------------------ for the hub
 

@@ -6,6 +6,7 @@ patches each worker as the first thing it does after the fork, before any socket
 
 import argparse
 import logging
+import math
 import signal
 import sys
 from pathlib import Path
@@ -98,7 +99,8 @@ class RouterApplication(BaseApplication):  # type: ignore[misc]
             "worker_class": "router.worker.RouterWorker",
             "worker_connections": settings["limits.connections"],
             "timeout": HEARTBEAT_SECONDS,
-            "graceful_timeout": int(settings["timeouts.drain"]),
+            # Workers keep to the drain time themselves; the master ends one that does not.
+            "graceful_timeout": math.ceil(settings["timeouts.drain"]) + 2,
             "preload_app": False,
             "proc_name": "llmgw-router",
             "pidfile": None,

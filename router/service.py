@@ -47,6 +47,7 @@ class Service:
         self.pools = Pools(self.reactor)
         self.routes: table.Routes | None = None
         self.ending = False
+        self._public = not settings["listen"].loopback
         self._clients: set[ClientLink] = set()
         self._boot = os.urandom(8).hex().encode()
         self._requests = count(1)
@@ -62,6 +63,8 @@ class Service:
 
     def use(self, fresh: RouteTable) -> None:
         """Route by ``fresh`` from now on."""
+        if self._public and not fresh.auth and (self.routes is None or self.routes.table.auth):
+            log.warning("keys are off and the listener is public: anyone who reaches it can use every model")
         self.routes = table.build(fresh, self.routes)
         self.pools.retain({(live.endpoint.host, live.endpoint.port) for live in self.routes.live.values()})
         if self.routes.keys.unusable:

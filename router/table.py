@@ -110,7 +110,7 @@ def settle(known: RouteTable | None, fresh: RouteTable) -> RouteTable:
 
     A control plane that has just started has not heard from every agent. Until it has,
     endpoints known from before stay in use, of models that it still lists and that
-    nobody switched off. An address that a new endpoint uses is no longer the old one's.
+    nobody switched off, unless it withdraws them. An address that a new endpoint uses is no longer the old one's.
     """
     if not fresh.settling or known is None:
         return fresh
@@ -121,7 +121,7 @@ def settle(known: RouteTable | None, fresh: RouteTable) -> RouteTable:
         old = before.get(model.name)
         kept: tuple[Endpoint, ...] = ()
         if old is not None and model.state not in ("off", "stopped"):
-            ids = {endpoint.id for endpoint in model.endpoints}
+            ids = {endpoint.id for endpoint in model.endpoints} | set(model.withdrawn)
             kept = tuple(e for e in old.endpoints if e.id not in ids and (e.host, e.port) not in taken)
         models.append(msgspec.structs.replace(model, endpoints=model.endpoints + kept) if kept else model)
     return msgspec.structs.replace(fresh, models=tuple(models))

@@ -8,6 +8,7 @@ is replaced once (RTR-08).
 import _socket
 import socket
 from time import monotonic
+from typing import Any
 
 import gevent.socket
 import httptools
@@ -74,9 +75,6 @@ class Pool:
         self._idle: list[UpstreamLink] = []
         self.host = host
         self.port = port
-
-    def __len__(self) -> int:
-        return len(self._idle)
 
     def take(self) -> UpstreamLink | None:
         """An idle connection, if there is one."""
@@ -158,7 +156,7 @@ class Answer:
 
 
 class _Head:
-    __slots__ = ("answer", "complete", "count", "lengths", "transfer")
+    __slots__ = ("answer", "complete", "count", "keep", "lengths", "parser", "transfer")
 
     def __init__(self) -> None:
         self.answer = Answer()
@@ -166,6 +164,8 @@ class _Head:
         self.count = 0
         self.transfer: bytes | None = None
         self.complete = False
+        self.keep = False
+        self.parser: Any = None
 
     def on_header(self, name: bytes, value: bytes) -> None:
         name = name.lower()
@@ -183,17 +183,20 @@ class _Head:
             self.transfer = value if self.transfer is None else self.transfer + b"," + value
 
     def on_headers_complete(self) -> None:
+        # Now: once a message without a body is complete llhttp has forgotten its flags.
         self.complete = True
+        self.keep = self.parser.should_keep_alive()
 
 
 def parse_answer(head: bytes) -> Answer:
     """The answer that ``head`` announces. Raises ``UpstreamError``."""
     found = _Head()
-    parser = httptools.HttpResponseParser(found)
+    parser = found.parser = httptools.HttpResponseParser(found)
     try:
         parser.feed_data(head)
     except (httptools.HttpParserError, httptools.HttpParserUpgrade, ValueError) as error:
         raise UpstreamError("the engine's answer is not HTTP") from error
+    found.parser = None  # or each request would leave a cycle for the collector
     answer = found.answer
     answer.status = parser.get_status_code()
     if not found.complete or found.count > MAX_FIELDS or found.lengths > 1 or answer.status > 599:
@@ -204,7 +207,7 @@ def parse_answer(head: bytes) -> Answer:
         answer.chunked = True
     elif answer.status in (204, 304) or answer.status < 200:
         answer.length = 0
-    answer.keep = (answer.chunked or answer.length is not None) and parser.should_keep_alive()
+    answer.keep = (answer.chunked or answer.length is not None) and found.keep
     return answer
 
 

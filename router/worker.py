@@ -25,7 +25,7 @@ from router.sync import Sync
 
 log = Logger("router.worker")
 
-BEAT_SECONDS = 0.1
+BEAT_SECONDS = 0.25
 """How often a worker tells the master that it lives, and looks whether it shall end."""
 
 
@@ -40,9 +40,10 @@ class RouterWorker(GeventWorker):  # type: ignore[misc]
         self.service = service = Service(settings)
         sync = Sync(control, settings["state_dir"] / TABLE_FILE, service.use)
         sync.restore()
-        self.stall = StallDetector().start()
-        gevent.spawn(sync.run)
-        gevent.spawn(Reporter(control).run, lambda: service.routes)
+        self.stall = StallDetector(interval=0.05).start()
+        # A worker that no longer hears of changes must not go on as if there were none.
+        gevent.spawn(sync.run).link(self._end)
+        gevent.spawn(Reporter(control).run, lambda: service.routes).link(self._end)
         # What exists now stays: collections need not look at it again.
         gc.collect()
         gc.freeze()
@@ -54,7 +55,11 @@ class RouterWorker(GeventWorker):  # type: ignore[misc]
         for server in servers:
             server.close()
         service.end()
-        self._drain(servers)
+        self._drain(servers, settings["timeouts.drain"])
+
+    def _end(self, greenlet: gevent.Greenlet) -> None:
+        log.error("a background task ended: this worker drains and is replaced", why=repr(greenlet.exception))
+        self.alive = False
 
     def _listen(self, sock: Any) -> StreamServer:
         sock.setblocking(True)
@@ -65,8 +70,8 @@ class RouterWorker(GeventWorker):  # type: ignore[misc]
         server.start()
         return server
 
-    def _drain(self, servers: list[StreamServer]) -> None:
-        until = monotonic() + self.cfg.graceful_timeout
+    def _drain(self, servers: list[StreamServer], seconds: float) -> None:
+        until = monotonic() + seconds
         while any(len(server.pool) for server in servers):
             if monotonic() >= until:
                 log.warning("answers cut at the end of the drain", count=sum(len(server.pool) for server in servers))

@@ -50,6 +50,10 @@ class Sim:
         """The key goes through ``LLMGW_SIM_API_KEY``."""
         argv = [install.path or sys.executable, "-m", _MODULE, "--host", spec.host, "--port", str(spec.port)]
         argv += ["--model", spec.served_name]
+        if spec.context is not None:
+            argv += ["--context", str(spec.context)]
+        if spec.slots is not None:
+            argv += ["--slots", str(spec.slots)]
         env = {**spec.env, **device_env(spec.devices)}
         headers = {}
         if spec.engine_key:

@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from agent.records import Process
 from agent.supervise.environment import MARK_SHARD, MARK_STATE
@@ -11,6 +12,8 @@ from agent.supervise.environment import MARK_SHARD, MARK_STATE
 PROC = Path("/proc")
 TICKS = os.sysconf("SC_CLK_TCK")
 PAGE = os.sysconf("SC_PAGE_SIZE")
+
+Listener = Literal["ours", "stranger", "nobody", "unknown"]
 
 _LISTEN = "0A"
 _MAX_ENVIRON = 1024 * 1024
@@ -81,21 +84,23 @@ def read_marks(pid: int) -> tuple[str, str] | None:
     return (shard, state) if shard is not None and state is not None else None
 
 
-def holds_port(pids: Iterable[int], port: int) -> bool | None:
-    """Whether one of these processes listens on a TCP port; ``None`` if it cannot be told,
-    because one of them does not let us look."""
-    unknown = False
+def who_listens(pids: Iterable[int], port: int) -> Listener:
+    """Who listens on a TCP port, in the network of these processes: one of them, somebody
+    else, nobody; or it cannot be told, because a process does not let us look."""
+    found: Listener = "nobody"
     for pid in pids:
         try:
             sockets = _listeners(pid, port)
-            for entry in os.scandir(PROC / str(pid) / "fd"):
-                if sockets and _target(entry.path) in sockets:
-                    return True
+            if not sockets:
+                continue
+            found = "stranger" if found == "nobody" else found
+            if any(_target(entry.path) in sockets for entry in os.scandir(PROC / str(pid) / "fd")):
+                return "ours"
         except (FileNotFoundError, ProcessLookupError):
             continue
         except PermissionError:
-            unknown = True
-    return None if unknown else False
+            found = "unknown"
+    return found
 
 
 def _listeners(pid: int, port: int) -> set[str]:

@@ -56,17 +56,30 @@ def create_app(services: Services, version: str) -> Flask:
 
 
 def _check(queries: dict[tuple[str, str], set[str]]) -> Response | None:
-    host = urlsplit(f"//{request.host}").hostname
-    if host not in LOOPBACK_NAMES:
+    if _host_name(f"//{request.host}") not in LOOPBACK_NAMES:
         return errors.respond("bad_host", "the Host header must be a loopback name or address", 421)
     if request.method in _SAFE:
         return _check_query(queries)
     origin = request.headers.get("Origin")
-    if origin is not None and urlsplit(origin).netloc != request.host:
+    if origin is not None and _authority(origin) != request.host:
         return errors.respond("bad_origin", "the request comes from a web page of another site", 403)
     if request.content_length and request.mimetype != "application/json":
         return errors.respond("unsupported_media_type", "send the body as application/json", 415)
     return _check_query(queries)
+
+
+def _authority(origin: str) -> str | None:
+    try:
+        return urlsplit(origin).netloc
+    except ValueError:
+        return None
+
+
+def _host_name(address: str) -> str | None:
+    try:
+        return urlsplit(address).hostname
+    except ValueError:
+        return None
 
 
 def _check_query(queries: dict[tuple[str, str], set[str]]) -> Response | None:

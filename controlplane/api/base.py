@@ -1,5 +1,7 @@
 """What every resource uses: strict schemas, the blueprint, the services, the actor."""
 
+import json
+import math
 import re
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
@@ -48,9 +50,14 @@ class _Parser(FlaskParser):
 
     def _raw_load_json(self, req: Request) -> Any:
         try:
-            return super()._raw_load_json(req)
+            body = super()._raw_load_json(req)
+            if body is not ma.missing:
+                json.dumps(body, ensure_ascii=False).encode()
         except RecursionError as error:
             raise BadRequest("the body is nested too deeply") from error
+        except UnicodeEncodeError as error:  # half of a surrogate pair: nothing could store or show it
+            raise BadRequest("the body holds text that is not Unicode") from error
+        return body
 
 
 class Blueprint(SmorestBlueprint):  # type: ignore[misc]
@@ -86,10 +93,10 @@ def actor() -> str:
 
 
 class Figure(ma.fields.Float):
-    """A number for people: three decimals."""
+    """A number for people: three decimals. What JSON cannot write is unknown."""
 
     def _serialize(self, value: Any, *_: Any, **__: Any) -> Any:
-        return None if value is None else round(float(value), 3)
+        return round(float(value), 3) if value is not None and math.isfinite(value) else None
 
 
 def number(**options: Any) -> Figure:

@@ -43,7 +43,9 @@ class KeyRequestSchema(Schema):
 
     name = ma.fields.String(
         required=True,
-        validate=ma.validate.Regexp(r"[^\x00-\x1f\x7f]{1,200}\Z", error="must be 1 to 200 printable characters"),
+        validate=ma.validate.Regexp(
+            r"[^\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]{1,200}\Z", error="must be 1 to 200 printable characters"
+        ),
     )
     models = ma.fields.List(
         ma.fields.String(validate=MODEL_OR_ALIAS),

@@ -1,10 +1,12 @@
 """Replica life on the control plane's side: what agents report becomes state (REC-01
 to REC-06). Stopping is decided in a plan only; here it is confirmed."""
 
+import msgspec
+
 from controlplane.fleet.context import Fleet
 from controlplane.fleet.health import failed_start, proved
 from controlplane.planning.view import FleetView, NodeView, ReplicaView, ShardView
-from llmgw.wire.messages import ShardExit, ShardKey, ShardStatus
+from llmgw.wire.messages import ShardExit, ShardKey, ShardSpec, ShardStatus
 
 
 def find(view: FleetView, node_id: str, key: ShardKey) -> tuple[ReplicaView, ShardView] | None:
@@ -40,6 +42,11 @@ def status_changed(fleet: Fleet, node: NodeView, status: ShardStatus, now: float
         adopt(fleet, node, status, now)
         return
     replica, shard = found
+    altered = _altered(node, shard.spec, status.spec)
+    if altered is not None:
+        status = msgspec.structs.replace(status, spec=shard.spec)
+        if replica.surplus is None:
+            _mistrust(fleet, node, replica, altered)
     before = (shard.phase, shard.pid, shard.detail)
     _update(shard, status, now)
     replica.fingerprint = status.spec.fingerprint
@@ -60,21 +67,55 @@ def _update(shard: ShardView, status: ShardStatus, now: float) -> None:
     shard.accepted = True
 
 
+def _elsewhere(node: NodeView, spec: ShardSpec) -> str | None:
+    """Why a shard that was not known before is not adopted for good, if so: prompts and
+    the engine's key go to the node's own address only, whatever its agent says. A known
+    shard stays where it answers when its node's address changes."""
+    own = node.inventory.address if node.inventory else None
+    if not 0 < spec.port < 65536:
+        return f"it is said to listen on port {spec.port}"
+    if own is None or spec.host == own:
+        return None
+    return f"it is said to listen on {spec.host}, but node {node.id} is at {own}"
+
+
+def _altered(node: NodeView, known: ShardSpec, told: ShardSpec) -> str | None:
+    """What an agent tells of a known shard that cannot change in its life, if so."""
+    for name in ("model", "host", "port", "served_name"):
+        was, now_is = getattr(known, name), getattr(told, name)
+        if was != now_is:
+            return f"node {node.id} says that its {name} is {now_is}, it was {was}"
+    return None
+
+
+def _mistrust(fleet: Fleet, node: NodeView, replica: ReplicaView, why: str) -> None:
+    """Send nothing to this replica any more: the plan ends it. Its model waits, so that
+    a node that lies is not given one replica after the other."""
+    replica.surplus = why
+    figures = failed_start(fleet, replica.model, "agent_error", why, exit_=None, node_id=node.id)
+    fleet.note("mistrusted", why, model=replica.model, replica=replica.id, node=node.id, **figures)
+    fleet.touch()
+    fleet.routes_dirty = True
+
+
 def adopt(fleet: Fleet, node: NodeView, status: ShardStatus, now: float) -> None:
     """Take over a running shard that this control plane did not know (REC-20 to REC-22)."""
     spec = status.spec.without_secret()
     shard = ShardView(spec=spec, node_id=node.id, since=now)
     _update(shard, status, now)
-    replica_id, surplus = spec.replica_id, None
+    replica_id, surplus = spec.replica_id, _elsewhere(node, spec)
     known = fleet.view.replicas.get(replica_id)
     if known is not None and known.state != "failed":
         other = known.shards.get(spec.rank)
-        if other is None:
+        if other is None and surplus is None and spec.rank < world(known):
             known.shards[spec.rank] = shard  # another part of a replica that is being put together
             fleet.touch()
             derive(fleet, known, now)
             return
-        if other.live and other.phase != "commanded":
+        if other is None or surplus is not None:
+            replica_id = copy_id(replica_id, node.id)
+            surplus = surplus or f"rank {spec.rank} of replica {spec.replica_id}, which has {world(known)}"
+        elif other.live and other.phase != "commanded":
             replica_id = copy_id(replica_id, node.id)
             surplus = f"a second copy of replica {spec.replica_id}, which runs on node {other.node_id}"
         elif other.live:

@@ -25,6 +25,11 @@ from llmgw.wire.messages import (
 )
 from llmgw.wire.versions import OLDEST_PROTOCOL, PROTOCOL, agree
 
+MAX_EPOCH_STEP = 1_000_000
+"""How far above ours an epoch may be that a node claims to have obeyed. One start of a
+control plane takes one; without a bound one node could push the whole fleet's out of
+what a frame can hold."""
+
 
 def opened(fleet: Fleet, event: SessionOpened, now: float) -> None:
     """An agent said hello: welcome it, or refuse it with the remedy."""
@@ -40,6 +45,14 @@ def opened(fleet: Fleet, event: SessionOpened, now: float) -> None:
     if hello.node_id != event.node_id:
         message = f"the credential is node {event.node_id}'s but hello says {hello.node_id}: check node_id"
         fleet.close(event.session, "unauthorised", message)
+        return
+    if hello.highest_epoch > fleet.epoch + MAX_EPOCH_STEP:
+        message = (
+            f"the node says it obeyed epoch {hello.highest_epoch}, this control plane is at {fleet.epoch}, and no "
+            "fleet gets that far: stop the agent, remove agent.json from its state_dir and start it again"
+        )
+        fleet.note("epoch-refused", message, node=node.id)
+        fleet.close(event.session, "bad_frame", message)
         return
     if node.session is not None:
         fleet.close(node.session, "superseded", f"node {node.id} opened a newer session")

@@ -10,6 +10,7 @@ import os
 from pathlib import Path
 
 from controlplane.store.port import StoreError
+from llmgw.runtime.files import note_holder
 
 
 class DatabaseLock:
@@ -30,8 +31,7 @@ class DatabaseLock:
                 f"{database}: another control plane uses it (process {holder or 'unknown'}): stop that one, or give "
                 "this one a state_dir of its own"
             ) from error
-        os.ftruncate(self._descriptor, 0)
-        os.pwrite(self._descriptor, f"{os.getpid()}\n".encode(), 0)
+        note_holder(self._descriptor)
 
     def release(self) -> None:
         """Let another control plane in."""

@@ -16,17 +16,21 @@ from gevent.server import StreamServer
 
 from controlplane.events import FrameReceived, SessionClosed, SessionOpened
 from controlplane.inbox import Inbox
-from controlplane.listeners import upgrade
+from controlplane.listeners import registration, upgrade
 from controlplane.listeners.connection import Connection, farewell, peer_name
 from controlplane.listeners.tokens import FleetTokens
 from llmgw.runtime.logs import Logger
 from llmgw.runtime.settings import Address
 from llmgw.wire.frames import Decoder, FrameError, up_decoder
-from llmgw.wire.messages import Down, Goodbye, Hello, Refuse, Unknown, Up
+from llmgw.wire.messages import Down, Goodbye, Hello, Refuse, Register, Unknown, Up
 
 log = Logger("llmgw.agents")
 
 READ = 64 * 1024
+
+REGISTER_PAUSE = 0.1
+"""Seconds that nothing more is read from a peer after a registration: each one is
+written down, planned for and answered, so one peer's must not follow in a rush."""
 
 
 class Late(Exception):
@@ -259,9 +263,13 @@ class AgentListener:
         for message in messages:
             if isinstance(message, Hello):
                 raise FrameError("bad_frame", "hello was said already")
+            if isinstance(message, Register) and (why := registration.fault(message)) is not None:
+                raise FrameError("bad_frame", why)
             if isinstance(message, Unknown):
                 self.unknown_messages += 1
             self._inbox.put(FrameReceived(session, message))
+            if isinstance(message, Register):
+                gevent.sleep(REGISTER_PAUSE)
 
     def _end(self, connection: Connection, code: str, message: str) -> None:
         if not connection.closing:

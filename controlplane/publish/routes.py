@@ -10,7 +10,11 @@ from llmgw.wire.routing import Endpoint, RoutedModel
 def routes(view: FleetView, engine_secret: bytes | None) -> tuple[RoutedModel, ...]:
     """All models by name. Endpoints are the ready replicas on nodes that are not lost;
     draining ones are left out (REC-06). The engine key is filled in where the engine
-    demands one. Stays equal while nothing that matters to a router changes."""
+    demands one. Stays equal while nothing that matters to a router changes.
+
+    While settling, routers keep the endpoints they know: those of replicas that are on
+    their way out are named, or a drain would go on being fed (REC-06, REC-25)."""
+    settling = view.settling.active
     groups: dict[str, list[ReplicaView]] = {}
     for replica in view.replicas.values():
         groups.setdefault(replica.model, []).append(replica)
@@ -33,9 +37,14 @@ def routes(view: FleetView, engine_secret: bytes | None) -> tuple[RoutedModel, .
                 reason="" if now_is.state == "ready" else now_is.reason,
                 retry_after=now_is.retry_after,
                 listed=listed,
+                withdrawn=tuple(replica.id for replica in replicas if _leaving(replica)) if settling else (),
             )
         )
     return tuple(table)
+
+
+def _leaving(replica: ReplicaView) -> bool:
+    return replica.unwanted or replica.state in ("draining", "stopping", "failed")
 
 
 def _endpoint(view: FleetView, replica: ReplicaView, engine_secret: bytes | None) -> Endpoint:

@@ -136,7 +136,11 @@ def _moment(text: str, now: datetime) -> float:
         raise invalid("expires", "must be a duration such as 30d, or a moment such as 2030-01-31T00:00:00Z") from None
     if moment.tzinfo is None:
         raise invalid("expires", "must name its time zone, such as 2030-01-31T00:00:00Z")
-    if moment.astimezone(UTC) <= now:
+    try:
+        moment = moment.astimezone(UTC)
+    except OverflowError:
+        raise invalid("expires", "must be between the years 1 and 9999") from None
+    if moment <= now:
         raise invalid("expires", "must be in the future")
     return moment.timestamp()
 

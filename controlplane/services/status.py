@@ -4,13 +4,16 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from controlplane.journal import Journal
-from controlplane.listeners.routers import RouterSeen
+from controlplane.listeners.routers import FORGET_AFTER, RouterSeen
 from controlplane.planning.overlay import Overlay
 from controlplane.planning.view import FleetView
 from controlplane.services.catalog import CatalogService
 from controlplane.services.fleet import Fleet, Plain
 from controlplane.store.writer import StoreWriter
 from llmgw.runtime.clock import Clock
+
+FIRST_REPORTS = 5.0
+"""Seconds after a start in which routers that run have not reported yet: unknown is no problem."""
 
 
 @dataclass(frozen=True)
@@ -112,8 +115,10 @@ class Status:
             if short or refused or model["failures"]:
                 reason = model["reason"] or model["last_error"] or f"is {model['state'] or 'not known to routers yet'}"
                 yield _problem("model", model["name"], f"{model['ready']} of {model['wanted']} ready: {reason}")
-        if not routers:
-            yield _problem("routers", "none", "no router has reported in the last minute: clients cannot be served")
+        uptime = self._clock.monotonic() - self._identity.started
+        if not routers and uptime >= FIRST_REPORTS:
+            silent = f"no router has reported for {min(FORGET_AFTER, uptime):.0f} s"
+            yield _problem("routers", "none", f"{silent}: is one running, and does it reach routers.listen?")
 
     def _capacity(self, view: FleetView, now: float) -> Plain:
         """Sums over connected nodes; claims are those of all their live shards. A node

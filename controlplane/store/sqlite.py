@@ -62,6 +62,7 @@ class SqliteStore:
                 raise StoreError(f"{file}: {_words(error)}") from error
             raise
         self.before_commit: Callable[[], None] | None = None
+        self._identity = _identity(file)
 
     def take_epoch(self, floor: int = 0) -> int:
         """See the port."""
@@ -141,6 +142,11 @@ class SqliteStore:
 
     @contextmanager
     def _transaction(self) -> Iterator[Connection]:
+        if _identity(self._file) != self._identity:
+            raise StoreUnavailable(
+                f"the store {self._file} was removed or replaced while it was in use, so nothing written now would "
+                "last: put it back, or restart the control plane to begin with what is there"
+            )
         try:
             with self._connection.begin():
                 yield self._connection
@@ -150,6 +156,15 @@ class SqliteStore:
             raise
         except DBAPIError as error:
             raise StoreUnavailable(f"the store {self._file} did not take it: {_words(error)}") from error
+
+
+def _identity(file: Path) -> tuple[int, int] | None:
+    """Which file the name stands for now; ``None`` if none."""
+    try:
+        status = file.stat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
 
 
 def _configure(connection: sqlite3.Connection, _record: object) -> None:

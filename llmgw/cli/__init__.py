@@ -5,11 +5,14 @@ everything else; it has no logic that the API does not have. Modules are loaded 
 their command is used: a part must not find ``ssl`` or ``requests`` loaded already.
 """
 
+import errno
 import importlib
+from typing import Any
 
 import click
 
 from llmgw import __version__
+from llmgw.cli.output import clean, give_up, prepare
 
 _COMMANDS = {
     "server": ("llmgw.cli.parts", "server"),
@@ -19,6 +22,10 @@ _COMMANDS = {
     "keys": ("llmgw.cli.keys", "keys"),
     "ctl": ("llmgw.cli.ctl", "ctl"),
 }
+
+
+class _Unreadable(click.ClickException):
+    exit_code = 3
 
 
 class _Lazy(click.Group):
@@ -35,6 +42,22 @@ class _Lazy(click.Group):
         module, name = _COMMANDS[cmd_name]
         command = getattr(importlib.import_module(module), name)
         return command if isinstance(command, click.Command) else None
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command. Whatever it meets is told in words."""
+        prepare()
+        try:
+            return super().invoke(ctx)
+        except OSError as error:
+            give_up()
+            if error.errno == errno.EPIPE:
+                raise  # whoever read us has enough
+            raise click.ClickException(f"cannot write: {error.strerror or error}") from error
+        except (LookupError, TypeError, AttributeError, ValueError) as error:
+            raise _Unreadable(
+                f"the answer cannot be read ({type(error).__name__}: {clean(error)}): is the control plane of version "
+                f"{__version__}, and --api or LLMGW_API its address?"
+            ) from error
 
 
 @click.command(

@@ -14,6 +14,7 @@ from urllib.parse import quote, urlsplit
 import click
 
 from llmgw import __version__
+from llmgw.cli.output import clean
 
 DEFAULT_API = "http://127.0.0.1:7000"
 MAX_ANSWER = 256 * 1024 * 1024
@@ -111,14 +112,14 @@ class Client:
 
     def _read(self, content: bytes, status: int, kind: str, expect: str) -> dict[str, Any]:
         try:
-            parsed = json.loads(content)
+            parsed = json.loads(content, parse_constant=_no_number)
         except (ValueError, RecursionError):
             parsed = None
         if not isinstance(parsed, dict):
             what = (
                 "a web page"
                 if "html" in kind or content.lstrip()[:1] == b"<"
-                else f"something else ({kind or 'no type'})"
+                else f"something else ({clean(kind or 'no type')})"
             )
             raise Unreachable(
                 f"{self.url} answered with {what} (status {status}), not as the admin API: check --api or LLMGW_API"
@@ -133,14 +134,18 @@ class Client:
         return parsed
 
 
+def _no_number(word: str) -> float:
+    raise ValueError(f"{word} is not JSON")
+
+
 def _refusal(body: dict[str, Any]) -> str:
-    lines = [body["message"]]
+    lines = [clean(body["message"])]
     faults = body.get("faults")
     for fault in faults if isinstance(faults, list) else ():
         if isinstance(fault, dict):
             path, message = fault.get("path"), fault.get("message")
-            lines.append(f"  {path}: {message}" if path else f"  {message}")
-    lines.append(f"({body['code']}, request {body.get('request_id', '-')})")
+            lines.append(clean(f"  {path}: {message}" if path else f"  {message}"))
+    lines.append(clean(f"({body['code']}, request {body.get('request_id', '-')})"))
     return "\n".join(lines)
 
 

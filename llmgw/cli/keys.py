@@ -6,7 +6,7 @@ import click
 
 from llmgw.cli.client import Client, segment
 from llmgw.cli.options import api, example, output
-from llmgw.cli.output import plain, table
+from llmgw.cli.output import clean, plain, table
 
 
 @click.group(epilog=example("llmgw keys create my-team --expires 90d"))
@@ -82,4 +82,4 @@ def revoke(client: Client, key_id: str, form: str) -> None:
     """Revoke a key: routers refuse it within seconds."""
     revoked = client.send("DELETE", f"keys/{segment(key_id)}", "id")
     if not plain(revoked, form):
-        click.echo(f"{revoked['id']} ({revoked['name']}) is revoked")
+        click.echo(f"{clean(revoked['id'])} ({clean(revoked['name'])}) is revoked")

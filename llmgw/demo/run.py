@@ -23,6 +23,7 @@ from llmgw.demo.show import Show
 from llmgw.demo.site import MODEL_NAME, NODE, Ports, Site, private
 
 MARK = "LLMGW_DEMO"
+_ENDINGS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PARTS = {"control plane": "controlplane", "agent": "agent", "router": "router"}
 
 
@@ -44,7 +45,8 @@ class Demo:
         self.site.make()
         with ExitStack() as stack:
             stack.enter_context(_Lock(self.site.folder / "lock"))
-            signal.signal(signal.SIGTERM, _interrupt)
+            for number in _ENDINGS:
+                signal.signal(number, _interrupt)
             stack.callback(self._stop)
             self._clear_leftovers()
             self._set_up()
@@ -132,8 +134,8 @@ class Demo:
         if not self.parts and not self._left():
             return
         self.show.heading("Stopping")
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        for number in _ENDINGS:
+            signal.signal(number, signal.SIG_IGN)
         faults = []
         with self.show.step("draining and stopping the engines") as step:
             control = self.parts.get("control plane")
@@ -237,7 +239,10 @@ class Demo:
         """The output of the ``llmgw`` command."""
         environment = {**os.environ, "LLMGW_API": self.admin_url}
         command = [sys.executable, "-m", "llmgw.cli", *arguments]
-        run = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=30, check=False)
+        try:
+            run = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=30, check=False)
+        except subprocess.TimeoutExpired as error:
+            raise DemoError(f"llmgw {' '.join(arguments)} did not end within 30 s") from error
         if run.returncode != 0:
             raise DemoError(f"llmgw {' '.join(arguments)} failed (exit status {run.returncode})", tail=run.stderr)
         return run.stdout
@@ -308,6 +313,9 @@ def main(arguments: list[str] | None = None) -> int:
         for fault in (error.__context__, error):
             if isinstance(fault, DemoError):
                 show.failure(str(fault), fault.remedy, fault.tail)
+        return 1
+    except OSError as error:
+        show.failure(f"{error.filename or options.folder}: {error.strerror or error}", "", "")
         return 1
     except KeyboardInterrupt:
         return 130

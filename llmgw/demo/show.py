@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TextIO
 
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -17,11 +18,18 @@ class Step:
         self.detail = ""
 
 
+class _Console(Console):
+    """Falls silent when nobody reads any more: the demo must still stop what it started."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+
+
 class Show:
     """The demo's voice. Results go to standard output, everything as it happens."""
 
-    def __init__(self, console: Console | None = None) -> None:
-        self.console = console or Console(highlight=False, soft_wrap=True)
+    def __init__(self, file: TextIO | None = None) -> None:
+        self.console: Console = _Console(file=file, highlight=False, soft_wrap=True)
         self.times: dict[str, float] = {}
 
     @contextmanager
@@ -36,7 +44,7 @@ class Show:
                     progress.add_task(title, total=None)
                     yield step
             else:
-                self.console.print(f"     {title} ...", markup=False)
+                self._print(f"     {title} ...")
                 yield step
         except BaseException:
             self._line("failed", "red", title, time.monotonic() - begin, "")
@@ -46,20 +54,19 @@ class Show:
 
     def say(self, text: str = "") -> None:
         """A line of text."""
-        self.console.print(text, markup=False)
+        self._print(text)
 
     def heading(self, text: str) -> None:
         """A line that begins something."""
-        self.console.print(f"\n{text}", style="bold", markup=False)
+        self._print(f"\n{text}", style="bold")
 
     def piece(self, text: str) -> None:
         """A part of a line, at once."""
-        self.console.print(text, end="", markup=False)
-        self.console.file.flush()
+        self._print(text, end="")
 
     def failure(self, message: str, remedy: str, tail: str) -> None:
         """What went wrong, what to do, and the end of the log that knows more."""
-        self.console.print(f"\nThe demo stopped: {message}", style="bold red", markup=False)
+        self._print(f"\nThe demo stopped: {message}", style="bold red")
         if remedy:
             self.say(remedy)
         if tail:
@@ -67,5 +74,11 @@ class Show:
             self.say("\n".join(f"  | {line}" for line in tail.splitlines()))
 
     def _line(self, word: str, style: str, title: str, seconds: float, detail: str) -> None:
-        self.console.print(f"{word:>6}", style=style, end="")
-        self.console.print(f" {title:{WIDTH}} {seconds:6.1f} s  {detail}".rstrip(), markup=False)
+        self._print(f"{word:>6}", style=style, end="")
+        self._print(f" {title:{WIDTH}} {seconds:6.1f} s  {detail}".rstrip())
+
+    def _print(self, text: str, style: str | None = None, end: str = "\n") -> None:
+        try:
+            self.console.print(text, style=style, end=end, markup=False)
+        except OSError:  # the terminal is gone
+            self.console.quiet = True

@@ -46,6 +46,15 @@ class Stopper:
             gevent.spawn(self._reload)
 
 
+def reload_when(asked: Event, reload: Callable[[], None]) -> None:
+    """Call ``reload`` each time ``asked`` is set, one call at a time, for ever: of two files
+    the one read last counts, and many signals at once cost one reading."""
+    while True:
+        asked.wait()
+        asked.clear()
+        reload()
+
+
 def log_uncaught() -> None:
     """Send what greenlets and threads die of to the log, where secrets are masked,
     rather than as a bare traceback to standard error. For the calling thread's hub."""

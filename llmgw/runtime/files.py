@@ -1,9 +1,25 @@
 """Writing files so that a crash leaves either the old or the new content."""
 
 import contextlib
+import errno
 import os
+import stat
 import tempfile
 from pathlib import Path
+from typing import BinaryIO
+
+
+def open_regular(file: Path) -> BinaryIO:
+    """Open a file a person named for reading. Raises ``OSError`` also for what is no
+    regular file: a pipe would hold up its reader for ever, a device never ends."""
+    descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+    mode = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(descriptor)
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(file))
+        raise OSError(errno.EINVAL, "it is no regular file", str(file))
+    return os.fdopen(descriptor, "rb")
 
 
 def write_atomic(file: Path, data: bytes, mode: int = 0o600) -> None:
@@ -34,3 +50,24 @@ def sync_directory(directory: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def private_directory(directory: Path) -> None:
+    """Make ``directory`` (mode 0700) if it is not there. Raises ``OSError`` if it cannot
+    be used, or if others than its owner, or another user than ours, could change what is
+    in it: what a service believes and obeys would be theirs."""
+    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    status = directory.stat()
+    if status.st_uid not in (os.geteuid(), 0):
+        raise PermissionError(errno.EPERM, f"it belongs to another user (uid {status.st_uid})", str(directory))
+    if status.st_mode & 0o022:
+        raise PermissionError(errno.EPERM, f"others can write to it: run chmod 700 {directory}", str(directory))
+    if not os.access(directory, os.W_OK | os.X_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(directory))
+
+
+def note_holder(descriptor: int) -> None:
+    """Write our process id into a lock file, for people. A full disk is no reason not to start."""
+    with contextlib.suppress(OSError):
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)

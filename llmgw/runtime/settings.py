@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from llmgw.runtime.faults import Fault, SettingsError, did_you_mean
+from llmgw.runtime.files import open_regular
 from llmgw.runtime.kinds import (
     ADDRESS,
     ADDRESSES,
@@ -244,7 +245,7 @@ def read_secret(file: Path) -> str:
     Raises ``SettingsError`` if it is missing, empty, or open to others.
     """
     try:
-        with file.open("rb") as stream:
+        with open_regular(file) as stream:
             if os.fstat(stream.fileno()).st_mode & 0o077:
                 raise SettingsError(str(file), [Fault("", f"can be read by others: run chmod 600 {file}")])
             secret = stream.read(4097).decode("ascii").strip()

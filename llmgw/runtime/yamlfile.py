@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 
 from llmgw.runtime.faults import Fault, SettingsError
+from llmgw.runtime.files import open_regular
 from llmgw.runtime.kinds import encodable
 
 MAX_FILE = 1024 * 1024
@@ -76,7 +77,7 @@ def read_yaml(file: Path, max_bytes: int = MAX_FILE) -> dict[str, Any]:
     Raises ``SettingsError`` naming the file, and line and column where there is one.
     """
     try:
-        with file.open("rb") as stream:
+        with open_regular(file) as stream:
             data = stream.read(max_bytes + 1)
     except OSError as error:
         raise SettingsError(str(file), [Fault("", f"cannot be read: {error.strerror}")]) from error

@@ -1,13 +1,14 @@
 """The agent's side of its connection: the upgrade, then frames, as the driver does it."""
 
 import random
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from agent import session
 from llmgw.sim.network import End, Network
 from llmgw.sim.say import describe
 from llmgw.wire.frames import Decoder, FrameError, down_decoder, encode
-from llmgw.wire.messages import Down, Heartbeat, Up
+from llmgw.wire.messages import CommandResult, Down, Heartbeat, Up
 from llmgw.wire.versions import UPGRADE
 
 if TYPE_CHECKING:
@@ -26,6 +27,8 @@ class AgentLink:
         self._process = process
         self._network = network
         self._token = token
+        self.trap: Callable[[End], None] | None = None
+        """What happens to the connection when it next carries the answer to a command."""
         self._attempt = 0
         self._over = True
         self._end: End | None = None
@@ -47,6 +50,9 @@ class AgentLink:
         if attempt == self._attempt and not self._over and self._end is not None:
             if not isinstance(message, Heartbeat):
                 self._process.log(f"=> {describe(message)}")
+            if self.trap is not None and isinstance(message, CommandResult):
+                trap, self.trap = self.trap, None
+                trap(self._end)
             self._end.send(encode(message))
 
     def disconnect(self, attempt: int, reason: str) -> None:

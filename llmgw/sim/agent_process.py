@@ -97,7 +97,7 @@ class AgentProcess(SimProcess):
     def shut_down(self) -> None:
         """SIGTERM: end the session, leave the engines, write what waits, end."""
         self.feed(session.ShutDown())
-        self._wait_for_writes(self.host.clock.monotonic() + STOP_WAIT)
+        self.later(0.05, self._wait_for_writes, self.host.clock.monotonic() + STOP_WAIT)
 
     def _wait_for_writes(self, deadline: float) -> None:
         if (self._saves or self._launching) and self.host.clock.monotonic() < deadline:

@@ -20,6 +20,9 @@ from llmgw.sim.router_process import RouterProcess
 from llmgw.sim.scenario import NodePlan, Scenario, catalog_of
 from llmgw.sim.world import HostClock, World
 
+LOOK = 1.0
+"""Seconds between two looks for what agents should have noticed."""
+
 
 class Cluster:
     """See the module."""
@@ -48,6 +51,7 @@ class Cluster:
         self.down: set[str] = set()
         """Hosts that are off."""
         self._generation = 0
+        self.monitor.serving = scenario.gentle
         self.monitor.in_flight = self._in_flight
         self.control = self._new_control()
         for name in self.hosts:
@@ -55,6 +59,7 @@ class Cluster:
         for name in scenario.routers:
             self.start_router(name)
         world.after_step = self.monitor.after_step
+        world.after(LOOK, self._look)
 
     # ------------------------------------------------------------ control plane
 
@@ -172,12 +177,17 @@ class Cluster:
             generation=self._generation,
             saved=before.table if before is not None else None,
         )
+        self.routers[name].on_failure = self.monitor.request_failed
         self.routers[name].start()
 
     def restart_router(self, name: str, delay: float) -> None:
         """End a router; it comes back later."""
         self.routers[name].kill()
         self.world.after(delay, self.start_router, name)
+
+    def _look(self) -> None:
+        self.monitor.look_for_ghosts(self.agents.values())
+        self.world.after(LOOK, self._look)
 
     def _in_flight(self, endpoint: str) -> list[tuple[str, int]]:
         publisher = self.control.publisher
@@ -205,7 +215,8 @@ class Cluster:
             if process.paused:
                 process.resume()
         for agent in self.agents.values():
-            if agent.alive:
+            agent.link.trap = None
+            if agent.alive and agent.agent.machine.booted:
                 agent.run(agent.read_inventory)
 
     def hosts_reachable(self) -> list[str]:

@@ -13,52 +13,68 @@ from controlplane.events import Cordon
 from llmgw.sim.cluster import Cluster
 from llmgw.sim.control_process import AGENTS, HOST
 from llmgw.sim.host import Temper
-from llmgw.sim.network import Connection
+from llmgw.sim.network import Connection, End
 from llmgw.sim.scenario import with_args
 from llmgw.sim.world import Process
 
 LONGEST_PAUSE = 60.0
 
+KINDS: dict[str, tuple[float, bool]] = {
+    "reset": (4, True),
+    "half-open": (3, True),
+    "stall": (3, True),
+    "answer-lost": (3, True),
+    "refuse": (1, True),
+    "partition": (3, True),
+    "router-partition": (1, False),
+    "agent-crash": (4, True),
+    "agent-crash-between-effects": (4, True),
+    "agent-stop": (1, True),
+    "agent-pause": (3, True),
+    "host-reboot": (1.5, False),
+    "engine-crash": (4, False),
+    "temper": (3, False),
+    "stranger": (2, False),
+    "pid-reused": (2, False),
+    "disk": (1, True),
+    "device": (1, False),
+    "control-crash": (3, True),
+    "control-crash-between-effects": (3, True),
+    "control-stop": (1, True),
+    "control-pause": (2, True),
+    "store-restored": (1, True),
+    "slow-journal": (1, True),
+    "router-restart": (1, False),
+    "scale": (4, False),
+    "add-or-remove-model": (2, False),
+    "change-profile": (1.5, False),
+    "cordon": (2, False),
+}
+"""Every kind of fault: its usual weight, and whether it leaves alone what serves. A kind
+is the method of ``Storm`` of that name."""
+
 
 class Storm:
-    """Injects faults into a cluster until told to stop."""
+    """Injects faults into a cluster until told to stop; ``only`` these kinds if given."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: Cluster, only: tuple[str, ...] = ()) -> None:
         self.cluster = cluster
         self.rng: random.Random = cluster.world.rng("faults")
         self.on = True
-        table: tuple[tuple[float, Callable[[], None]], ...] = (
-            (4, self.reset),
-            (3, self.half_open),
-            (3, self.stall),
-            (1, self.refuse),
-            (3, self.partition),
-            (1, self.router_partition),
-            (4, self.agent_crash),
-            (4, self.agent_crash_between_effects),
-            (1, self.agent_stop),
-            (3, self.agent_pause),
-            (1.5, self.host_reboot),
-            (4, self.engine_crash),
-            (3, self.temper),
-            (2, self.stranger),
-            (1, self.disk),
-            (1, self.device),
-            (3, self.control_crash),
-            (3, self.control_crash_between_effects),
-            (1, self.control_stop),
-            (2, self.control_pause),
-            (1, self.store_restored),
-            (1, self.slow_journal),
-            (1, self.router_restart),
-            (4, self.scale),
-            (2, self.add_or_remove_model),
-            (1.5, self.change_profile),
-            (2, self.cordon),
-        )
-        # Each seed has a mood of its own: some kinds often, some never.
-        self._weights = [weight * self.rng.choice((0.0, 0.3, 1.0, 1.0, 3.0)) for weight, _ in table]
-        self._kinds = [kind for _, kind in table]
+        # Each seed has a mood of its own: some kinds often, some never; at times only a few.
+        moods = [self.rng.choice((0.0, 0.3, 1.0, 1.0, 3.0)) for _ in KINDS]
+        if not only and self.rng.random() < 0.3:
+            only = tuple(self.rng.sample(list(KINDS), self.rng.randint(2, 6)))
+        self._weights = [
+            weight * mood if not only else float(kind in only)
+            for (kind, (weight, gentle)), mood in zip(KINDS.items(), moods, strict=True)
+            if gentle or not cluster.scenario.gentle
+        ]
+        self._kinds: list[Callable[[], None]] = [
+            getattr(self, kind.replace("-", "_"))
+            for kind, (_, gentle) in KINDS.items()
+            if gentle or not cluster.scenario.gentle
+        ]
 
     def start(self) -> None:
         """Begin, after the fleet had some time to come up."""
@@ -108,12 +124,29 @@ class Storm:
         """Nothing gets through for a while."""
         for connection in self._one_connection():
             seconds = self.rng.uniform(0.5, 45.0)
-            self._tell("stall", connection.client.host, f"for {seconds:.1f} s")
-            connection.hold(seconds)
+            ends = self.rng.choice(((connection.client,), (connection.server,), (connection.client, connection.server)))
+            self._tell("stall", connection.client.host, f"from {[end.host for end in ends]} for {seconds:.1f} s")
+            for end in ends:
+                end.held_until = self.cluster.world.now + seconds
 
     def _one_connection(self) -> list[Connection]:
         live = self.cluster.network.live(HOST)
         return [self.rng.choice(live)] if live else []
+
+    def answer_lost(self) -> None:
+        """The answer to the next command is held up, or dies with its connection."""
+        node = self._node()
+        seconds = self.rng.uniform(1.0, 45.0)
+        breaks = self.rng.random() < 0.3
+
+        def trap(end: End) -> None:
+            self._tell("answer-lost", node, "reset" if breaks else f"for {seconds:.1f} s")
+            if breaks:
+                end.connection.break_off()
+            else:
+                end.held_until = self.cluster.world.now + seconds
+
+        self.cluster.agents[node].link.trap = trap
 
     def refuse(self) -> None:
         """The control plane's port turns connections away."""
@@ -124,7 +157,8 @@ class Storm:
     def partition(self) -> None:
         """A node cannot reach the control plane; sometimes long enough to be lost."""
         node = self._node()
-        seconds = self.rng.choice((self.rng.uniform(1.0, 40.0), self.rng.uniform(40.0, 400.0)))
+        long = self.rng.random() < 0.5 and not self.cluster.scenario.gentle
+        seconds = self.rng.uniform(40.0, 400.0) if long else self.rng.uniform(1.0, 40.0)
         self._tell("partition", node, f"for {seconds:.1f} s")
         self.cluster.network.block(node, HOST)
         self._while(seconds, lambda: self.cluster.network.unblock(node, HOST))
@@ -211,6 +245,18 @@ class Storm:
         port = self.rng.randint(span.first, min(span.last, span.first + 3))
         self._tell("stray-port", name, f"port {port}")
         self.cluster.hosts[name].stranger(port, self.rng.uniform(5.0, 200.0))
+
+    def pid_reused(self) -> None:
+        """While the agent is away an engine ends and a stranger gets its pid."""
+        name = self._node()
+        host, agent = self.cluster.hosts[name], self.cluster.agents[name]
+        engines = [proc for proc in host.engines() if proc.pid == min(host.procs)]
+        if not engines or not agent.alive:
+            return
+        self._tell("pid-reused", name, str(engines[0]))
+        self.cluster.crash_agent(name, self.rng.uniform(1.0, 20.0), graceful=False)
+        host.crash(engines[0], 0)
+        host.stranger(None, self.rng.uniform(20.0, 200.0))
 
     def disk(self) -> None:
         """The agent's disk is full or slow for a while."""

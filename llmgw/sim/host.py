@@ -17,8 +17,7 @@ TICKS = 100
 """Clock ticks per second, as in ``/proc/PID/stat``."""
 
 FIRST_PID = 100
-MAX_PID = 160
-"""Few pids on purpose: they are reused all the time."""
+"""Pids are the lowest free ones, so that they are reused all the time."""
 
 BIND_DELAY = 0.015
 """Seconds from an engine's start to its bind (llama-server)."""
@@ -104,7 +103,6 @@ class Host:
         self.dirty = False
         self.calm = False
         """Engines end by themselves no more."""
-        self._next_pid = FIRST_PID
 
     @property
     def boot_id(self) -> str:
@@ -125,6 +123,11 @@ class Host:
         """The very process, not another one of the same pid."""
         proc = self.procs.get(process.pid) if process is not None else None
         return proc if proc is not None and proc.identity == process else None
+
+    def find_exactly(self, process: Process) -> Proc | None:
+        """The same, for the invariants."""
+        proc = self.procs.get(process.pid)
+        return proc if proc is not None and proc.started == process.started else None
 
     def port_holder(self, port: int) -> Proc | None:
         """Who listens on a port."""
@@ -161,26 +164,21 @@ class Host:
             self.world.after(rng.uniform(0.0, temper.crash_after), self._break, main, rng.choice((1, -6, -9, -11)))
         return main
 
-    def stranger(self, port: int, seconds: float) -> None:
-        """A process that is none of ours listens on a port for a while."""
+    def stranger(self, port: int | None, seconds: float) -> None:
+        """A process that is none of ours runs for a while, perhaps listening on a port."""
         proc = self._fork(None)
-        if self.port_holder(port) is None:
+        if port is not None and self.port_holder(port) is None:
             proc.port = port
         self.world.after(seconds, self._end, proc, 0)
 
     def _fork(self, key: ShardKey | None) -> Proc:
-        while self._next_pid in self.procs:
-            self._next_pid = self._following(self._next_pid)
-        ticks = int((self.clock.monotonic()) * TICKS)
-        proc = Proc(self._next_pid, ticks, self.world.now, key)
-        self._next_pid = self._following(self._next_pid)
+        pid = FIRST_PID
+        while pid in self.procs:
+            pid += 1
+        proc = Proc(pid, int(self.clock.monotonic() * TICKS), self.world.now, key)
         self.procs[proc.pid] = proc
         self.dirty = True
         return proc
-
-    @staticmethod
-    def _following(pid: int) -> int:
-        return pid + 1 if pid + 1 < MAX_PID else FIRST_PID
 
     def _bind(self, proc: Proc, load: float) -> None:
         if not proc.alive or proc.dying or proc.spec is None:
@@ -235,7 +233,6 @@ class Host:
             self._end(proc, None)
         self.boots += 1
         self.clock.restart(self.rng.uniform(10.0, 60.0))
-        self._next_pid = FIRST_PID
 
     def _end(self, proc: Proc, status: int | None) -> None:
         if not proc.alive:

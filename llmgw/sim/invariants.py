@@ -5,14 +5,22 @@ Nobody's view is asked: neither the control plane's nor an agent's.
 
 from collections import Counter
 from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
 from controlplane.events import Decision
 from llmgw.sim.control_process import Durable
 from llmgw.sim.host import Host, Proc
 from llmgw.sim.world import Violation, World
+from llmgw.wire.messages import ShardKey
+
+if TYPE_CHECKING:
+    from llmgw.sim.agent_process import AgentProcess
 
 DECIDED = frozenset({"stop"})
 """Kinds of decisions that say that a replica ends."""
+
+GHOST = 5.0
+"""Seconds an agent may take to notice that a process is gone, helpers included."""
 
 TOLERANCE = 6.0
 """Seconds an agent may take to notice that an engine became ready."""
@@ -26,6 +34,9 @@ class Monitor:
         self._durable = durable
         self._hosts = hosts
         self._epochs: dict[str, int] = {}
+        self.serving = False
+        """Every request must be answered: see ``Scenario.gentle``."""
+        self._ghosts: dict[ShardKey, float] = {}
         self.in_flight: Callable[[str], Iterable[tuple[str, int]]] = lambda _: ()
         """Routers that know the present table and have requests on an endpoint."""
         durable.on_decision = self.decided
@@ -49,6 +60,27 @@ class Monitor:
         if epoch < highest:
             raise Violation("epoch", f"node {node} took a command of epoch {epoch} after one of {highest}")
         self._epochs[node] = epoch
+
+    def look_for_ghosts(self, agents: Iterable["AgentProcess"]) -> None:
+        """An agent that runs notices soon that a process it answers for is gone, even
+        if its pid lives on. Called now and then."""
+        seen: dict[ShardKey, float] = {}
+        for agent in agents:
+            if not agent.alive or agent.paused or agent.busy:
+                continue
+            for key, shard in agent.agent.machine.shards.items():
+                if shard.process is None or shard.ending is not None:
+                    continue
+                if agent.host.find_exactly(shard.process) is None:
+                    since = seen[key] = self._ghosts.get(key, self._world.now)
+                    if self._world.now - since > GHOST:
+                        raise Violation("ghost", f"{agent.name} takes {shard.process} of {key} for running; it is gone")
+        self._ghosts = seen
+
+    def request_failed(self, router: str, model: str, outcome: str) -> None:
+        """A router could not have a request answered, for a model that it served before."""
+        if self.serving:
+            raise Violation("serving", f"a request of {router} for {model} met: {outcome}; no fault touched an engine")
 
     def decided(self, decision: Decision) -> None:
         """The control plane decided or noted something."""

@@ -29,6 +29,8 @@ class End:
         self.host = host
         self.peer: End
         self.open = True
+        self.held_until = 0.0
+        """Nothing that this end sends gets through before this moment; nothing is lost."""
         self.user_timeout: float | None = None
         """Seconds after which sent data that nobody acknowledged breaks the connection."""
         self.on_data: Callable[[bytes], None] = _ignore
@@ -105,7 +107,7 @@ class End:
         now = connection.network.world.now
         if not self._waiting or connection.dead:
             return
-        held = connection.held_until - now
+        held = self.held_until - now
         if held > 0:
             self._schedule(held)
             return
@@ -138,7 +140,6 @@ class Connection:
         self.client.peer, self.server.peer = self.server, self.client
         self.dead = False
         self.black = False
-        self.held_until = 0.0
 
     @property
     def over(self) -> bool:
@@ -161,10 +162,6 @@ class Connection:
         self.black = True
         if told is not None:
             self.tell(told, "reset in between")
-
-    def hold(self, seconds: float) -> None:
-        """Nothing gets through for a while; nothing is lost."""
-        self.held_until = max(self.held_until, self.network.world.now + seconds)
 
 
 class Network:
@@ -207,7 +204,7 @@ class Network:
         self._blocked.clear()
         self._refusing.clear()
         for connection in self.connections:
-            connection.held_until = 0.0
+            connection.client.held_until = connection.server.held_until = 0.0
 
     def blocked(self, one: str, other: str) -> bool:
         """Whether two hosts cannot reach each other."""

@@ -17,13 +17,12 @@ from llmgw.sim.node_watch import address_of
 from llmgw.sim.world import Process, World
 from llmgw.wire.routing import (
     Endpoint,
-    EndpointLoad,
-    Report,
     RouteTable,
     decode_table,
     encode,
 )
-from router.table import settle
+from router import report
+from router.table import Live, build, settle
 
 WAIT = 25.0
 TIMEOUT = 35.0
@@ -50,7 +49,7 @@ class RouterProcess(Process):
     ) -> None:
         super().__init__(world, f"router {name}")
         self.host = name
-        self.table = saved
+        self.routes = build(saved) if saved is not None else None
         self.answered: Counter[str] = Counter()
         self._rng: random.Random = world.rng(f"router {name} {generation}")
         self._network = network
@@ -60,7 +59,9 @@ class RouterProcess(Process):
         self._boot = f"{name}-{generation}"
         self._sequence = 0
         self._generation = ""
-        self._inflight: Counter[str] = Counter()
+        self.on_failure: Callable[[str, str, str], None] | None = None
+        """Told of requests that were not answered, of models served before: router, model, why."""
+        self._served: set[str] = set()
         self._poll_number = 0
         self._heard = 0.0
 
@@ -69,6 +70,11 @@ class RouterProcess(Process):
         self.later(self._rng.uniform(0.0, 1.0), self._poll)
         self.later(self._rng.uniform(0.0, REPORT), self._report)
         self.later(self._rng.uniform(0.0, 2.0), self._request)
+
+    @property
+    def table(self) -> RouteTable | None:
+        """What it routes by."""
+        return self.routes.table if self.routes is not None else None
 
     # ------------------------------------------------------------ with the control plane
 
@@ -99,7 +105,7 @@ class RouterProcess(Process):
             return
         if status == 200:
             fresh = decode_table(body)
-            self.table = settle(self.table, fresh)
+            self.routes = build(settle(self.table, fresh), self.routes)
             self._generation = fresh.generation
             self._poll()
             return
@@ -108,13 +114,10 @@ class RouterProcess(Process):
 
     def _report(self) -> None:
         self.later(REPORT, self._report)
+        if self.routes is None:
+            return
         self._sequence += 1
-        loads = tuple(EndpointLoad(id=id_, inflight=count) for id_, count in sorted(self._inflight.items()) if count)
-        body = encode(
-            Report(
-                boot=self._boot, sequence=self._sequence, version="1.0", generation=self._generation, endpoints=loads
-            )
-        )
+        body = encode(report.build(self.routes, self._boot, self._sequence, self.world.now))
         control = self._control()
         if control.up and self._reachable():
             self._heard = self.world.now
@@ -124,24 +127,33 @@ class RouterProcess(Process):
 
     def _request(self) -> None:
         self.later(self._rng.expovariate(0.7), self._request)
-        endpoints = [endpoint for model in (self.table.models if self.table else ()) for endpoint in model.endpoints]
-        if not endpoints:
+        if self.table is None or self.routes is None or not self.table.models:
             return
-        endpoint = self._rng.choice(endpoints)
-        outcome = self.try_endpoint(endpoint)
+        model = self._rng.choice(self.table.models).name
+        lives = self.routes.models[model].endpoints
+        live = self._rng.choice(lives) if lives else None
+        outcome = "no endpoint" if live is None else self.try_endpoint(live.endpoint)
         self.answered[outcome] += 1
-        if outcome == "ok":
-            self._inflight[endpoint.id] += 1
-            self.later(self._rng.expovariate(0.2), self._answered, endpoint.id)
+        if live is not None and outcome == "ok":
+            self._served.add(model)
+            live.inflight += 1
+            self.later(self._rng.expovariate(0.2), self._answered, live)
+        elif self.on_failure is not None and model in self._served:
+            where = "" if live is None else f" at {live.endpoint}"
+            self.on_failure(self.name, model, outcome + where)
 
-    def _answered(self, endpoint_id: str) -> None:
-        self._inflight[endpoint_id] -= 1
+    @staticmethod
+    def _answered(live: Live) -> None:
+        live.inflight -= 1
 
     def certain_load(self, generation: str, endpoint_id: str) -> int:
         """Requests in flight on an endpoint, if this router is up to date and was heard
         just now: then the control plane must know of them."""
         fresh = self.alive and self._generation == generation and self.world.now - self._heard < HEARD
-        return self._inflight[endpoint_id] if fresh else 0
+        if not fresh or self.routes is None:
+            return 0
+        lives = (*self.routes.live.values(), *self.routes.leaving)
+        return sum(live.inflight for live in lives if live.endpoint.id == endpoint_id)
 
     def try_endpoint(self, endpoint: Endpoint) -> str:
         """What a request to it would meet now: ``ok``, ``refused`` (nobody there),

@@ -15,6 +15,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from llmgw.sim.faults import KINDS
+from llmgw.sim.scenario import Given
 from llmgw.sim.simulation import Result, simulate
 
 SHOWN = 40
@@ -41,10 +43,20 @@ class SeedRange(click.ParamType[range]):
 @click.option("--seeds", type=SeedRange(), help="Run the seeds from A up to, not including, B.")
 @click.option("--jobs", type=click.IntRange(1, 64), default=min(2, os.cpu_count() or 1), show_default=True)
 @click.option("--storm", type=click.FloatRange(min=0), help="Virtual seconds of faults instead of what the seed draws.")
+@click.option(
+    "--only", type=click.Choice(tuple(KINDS)), multiple=True, help="Only faults of this kind; may be repeated."
+)
 @click.option("--steps", type=click.IntRange(min=1), help="End after that many steps (with --seed).")
 @click.option("--trace", is_flag=True, help="Print every line of the trace (with --seed).")
 def main(
-    *, seed: int | None, seeds: range | None, jobs: int, storm: float | None, steps: int | None, trace: bool
+    *,
+    seed: int | None,
+    seeds: range | None,
+    jobs: int,
+    storm: float | None,
+    only: tuple[str, ...],
+    steps: int | None,
+    trace: bool,
 ) -> None:
     """Run the real machines of llmgw in a simulated world full of faults.
 
@@ -52,15 +64,16 @@ def main(
     """
     if (seed is None) == (seeds is None):
         raise click.UsageError("give either --seed N or --seeds A:B")
+    given = Given(storm, only)
     if seed is not None:
-        result = simulate(seed, storm=storm, steps=steps, sink=click.echo if trace else None)
+        result = simulate(seed, given=given, steps=steps, sink=click.echo if trace else None)
         click.echo(summary(result))
         if result.broken is not None and not trace:
-            click.echo(failure(result, storm))
+            click.echo(failure(result, given))
         sys.exit(result.broken is not None)
     if trace or steps is not None:
         raise click.UsageError("--trace and --steps go with --seed")
-    sys.exit(_run_range(seeds or range(0), jobs, storm))
+    sys.exit(_run_range(seeds or range(0), jobs, given))
 
 
 def summary(result: Result) -> str:
@@ -73,29 +86,28 @@ def summary(result: Result) -> str:
     )
 
 
-def failure(result: Result, storm: float | None = None) -> str:
+def failure(result: Result, given: Given) -> str:
     """What a failing seed tells: the invariant, the last events, how to replay it."""
-    option = "" if storm is None else f" --storm {storm:g}"
     lines = [
         f"seed {result.seed} broke the invariant {result.broken}",
         f"last {min(SHOWN, len(result.last))} lines of the trace:",
         *result.last[-SHOWN:],
-        f"replay: python -m llmgw.sim.run --seed {result.seed}{option} --trace",
+        f"replay: python -m llmgw.sim.run --seed {result.seed}{given.options()} --trace",
     ]
     return "\n".join(lines)
 
 
-def _results(seeds: range, jobs: int, storm: float | None) -> Iterator[Result]:
+def _results(seeds: range, jobs: int, given: Given) -> Iterator[Result]:
     if jobs == 1:
         for seed in seeds:
-            yield simulate(seed, storm=storm)
+            yield simulate(seed, given=given)
         return
     with ProcessPoolExecutor(jobs) as pool:
-        for done in as_completed([pool.submit(simulate, seed, storm=storm) for seed in seeds]):
+        for done in as_completed([pool.submit(simulate, seed, given=given) for seed in seeds]):
             yield done.result()
 
 
-def _run_range(seeds: range, jobs: int, storm: float | None) -> int:
+def _run_range(seeds: range, jobs: int, given: Given) -> int:
     console = Console()
     broken: list[Result] = []
     faults: Counter[str] = Counter()
@@ -104,7 +116,7 @@ def _run_range(seeds: range, jobs: int, storm: float | None) -> int:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console) as progress:
         task = progress.add_task("seeds", total=len(seeds))
-        for result in _results(seeds, jobs, storm):
+        for result in _results(seeds, jobs, given):
             faults.update(result.faults)
             hit.update(result.faults.keys())
             steps += result.steps
@@ -122,7 +134,7 @@ def _run_range(seeds: range, jobs: int, storm: float | None) -> int:
     console.print(table)
     console.print(f"desired state reached at the latest {slowest:.0f} virtual seconds after the last fault")
     for result in sorted(broken, key=lambda result: result.seed):
-        click.echo(failure(result, storm))
+        click.echo(failure(result, given))
     console.print(f"{len(seeds) - len(broken)} of {len(seeds)} seeds passed")
     return 1 if broken else 0
 

@@ -38,28 +38,50 @@ class Scenario:
     """Mean time between two faults."""
     quiet: float = 1500.0
     """Within this time after the last fault the desired state must be reached."""
+    gentle: bool = False
+    """Faults leave engines, hosts, routers and the catalog alone, and settling outlasts them:
+    every request must be answered throughout (REC-25, AGT-09)."""
     spare: list[Model] = field(default_factory=list)
     """Models that may be added later."""
 
 
-def draw(world: World, storm: float | None = None) -> Scenario:
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What is given rather than drawn: ``storm`` in virtual seconds, ``only`` these kinds
+    of faults."""
+
+    storm: float | None = None
+    only: tuple[str, ...] = ()
+
+    def options(self) -> str:
+        """The same as options of the command."""
+        storm = "" if self.storm is None else f" --storm {self.storm:g}"
+        return storm + "".join(f" --only {kind}" for kind in self.only)
+
+
+def draw(world: World, given: Given) -> Scenario:
     """The scenario of the world's seed."""
     rng = world.rng("scenario")
     nodes = tuple(_node(rng, number) for number in range(1, rng.randint(2, 4) + 1))
     models = [_model(rng, f"m{number}", nodes) for number in range(rng.randint(2, 6))]
     spare = [models.pop()] if len(models) > 2 else []
+    gentle = rng.random() < 0.25 and not given.only
     settings = LoopSettings(
         drain_grace=rng.choice((30.0, 120.0, 300.0)),
-        lost_after=rng.choice((120.0, 300.0)),
+        lost_after=900.0 if gentle else rng.choice((120.0, 300.0)),
         parking_failures=rng.choice((3, 5)),
+        resend_after=rng.choice((2.0, 30.0)),
+        settling_steady=300.0 if gentle else 40.0,
+        settling_limit=450.0 if gentle else 90.0,
     )
     return Scenario(
         nodes=nodes,
         routers=tuple(f"r{number}" for number in range(1, rng.randint(1, 2) + 1)),
         catalog=catalog_of(models),
         settings=settings,
-        storm=storm if storm is not None else rng.uniform(300.0, 900.0),
+        storm=given.storm if given.storm is not None else rng.uniform(300.0, 900.0),
         pause=rng.choice((4.0, 10.0, 25.0)),
+        gentle=gentle,
         spare=spare,
     )
 

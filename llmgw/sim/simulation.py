@@ -9,7 +9,7 @@ from controlplane.events import RetryRequested
 from llmgw.sim.cluster import Cluster
 from llmgw.sim.faults import Storm
 from llmgw.sim.outcome import problems, restless
-from llmgw.sim.scenario import draw
+from llmgw.sim.scenario import Given, draw
 from llmgw.sim.world import START, Enough, Violation, World
 
 LOOK = 10.0
@@ -20,6 +20,9 @@ RETRIES = 300.0
 
 HOLD = 60.0
 """Seconds for which it must then hold without a further decision."""
+
+
+GIVEN_NOTHING = Given()
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +68,12 @@ class _Errors(logging.Handler):
 def simulate(
     seed: int,
     *,
-    storm: float | None = None,
+    given: Given = GIVEN_NOTHING,
     steps: int | None = None,
     sink: Callable[[str], None] | None = None,
 ) -> Result:
-    """Run a seed. ``storm`` overrides how many virtual seconds faults are injected,
-    ``steps`` ends after that many steps, ``sink`` gets each line of the trace."""
+    """Run a seed. ``given`` is taken as it is instead of drawn, ``steps`` ends after that
+    many steps, ``sink`` gets each line of the trace."""
     world = World(seed, sink)
     world.most_steps = steps
     logger = logging.getLogger("llmgw")
@@ -80,7 +83,7 @@ def simulate(
     logger.propagate = False
     settled, violation = None, None
     try:
-        settled = _run(world, storm)
+        settled = _run(world, given)
     except Violation as error:
         violation = Broken(error.invariant, error.message)
         world.log("VIOLATION", str(error))
@@ -102,10 +105,10 @@ def simulate(
     )
 
 
-def _run(world: World, storm: float | None) -> float:
-    scenario = draw(world, storm)
+def _run(world: World, given: Given) -> float:
+    scenario = draw(world, given)
     cluster = Cluster(world, scenario)
-    weather = Storm(cluster)
+    weather = Storm(cluster, given.only)
     weather.start()
     world.run_until(START + scenario.storm)
     weather.stop()

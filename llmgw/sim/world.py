@@ -212,6 +212,11 @@ class Process:
         self.paused = False
         self.world.after(0.0, self._drain)
 
+    @property
+    def busy(self) -> bool:
+        """Whether it was stopped and has not caught up yet."""
+        return bool(self._waiting)
+
     def kill(self) -> None:
         """End at once."""
         self.alive = False

@@ -33,8 +33,12 @@ class FrameError(Exception):
 
 
 def encode(message: Message, max_frame: int = MAX_FRAME) -> bytes:
-    """One frame holding ``message``. Raises ``FrameError`` if it is too large to send."""
-    body = _encoder.encode(message)
+    """One frame holding ``message``. Raises ``FrameError`` if it cannot be sent: it is too
+    large, or holds a number or text that no frame can."""
+    try:
+        body = _encoder.encode(message)
+    except (OverflowError, UnicodeEncodeError) as error:
+        raise FrameError("bad_frame", f"{type(message).__name__} cannot be encoded: {error}") from error
     if len(body) > max_frame:
         raise FrameError("frame_too_large", f"{type(message).__name__} has {len(body)} bytes; the limit is {max_frame}")
     return _LENGTH.pack(len(body)) + body

@@ -6,9 +6,27 @@ refuse, then commands. Durations are seconds as floats and never timestamps: two
 hosts do not share a clock. Sizes are bytes. ``None`` means unknown.
 """
 
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import msgspec
+from msgspec import Meta
+
+# What a peer may send at most. Decoding holds to it, so that one peer's lie, or its
+# fault, costs it its session and reaches neither tables nor answers. Each is well above
+# what this code sends; not-a-number is outside every range.
+
+Name = Annotated[str, Meta(max_length=512)]
+Text = Annotated[str, Meta(max_length=8192)]
+ReplicaId = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z")]
+Count = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+Positive = Annotated[int, Meta(ge=1, le=2**53)]
+Whole = Annotated[int, Meta(ge=-(2**53), le=2**53)]
+Bytes = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+Amount = Annotated[float, Meta(ge=0, le=1e15)]
+Finite = Annotated[float, Meta(ge=-1e15, le=1e15)]
+Port = Annotated[int, Meta(ge=0, le=65535)]
+Words = Annotated[tuple[Text, ...], Meta(max_length=4096)]
+Table = Annotated[dict[Name, Text], Meta(max_length=256)]
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type"):
@@ -36,9 +54,9 @@ class ShardKey(NamedTuple):
 class Cpu(Part, frozen=True):
     """Processor of a node. ``count`` is logical CPUs."""
 
-    model: str | None = None
-    count: int | None = None
-    flags: tuple[str, ...] = ()
+    model: Text | None = None
+    count: Count | None = None
+    flags: Words = ()
 
 
 DeviceKind = Literal["gpu", "mig"]
@@ -51,14 +69,14 @@ class Device(Part, frozen=True):
     mode with nothing carved ...); such a device is neither used nor free (PLC-02).
     """
 
-    uuid: str
+    uuid: Name
     kind: DeviceKind = "gpu"
-    index: int | None = None
-    name: str = ""
-    device_class: str = ""
-    memory_bytes: int | None = None
-    parent: str | None = None
-    excluded: str | None = None
+    index: Count | None = None
+    name: Name = ""
+    device_class: Name = ""
+    memory_bytes: Bytes | None = None
+    parent: Name | None = None
+    excluded: Text | None = None
 
 
 EngineState = Literal["ready", "failed", "probing", "installing"]
@@ -67,47 +85,47 @@ EngineState = Literal["ready", "failed", "probing", "installing"]
 class EngineInstall(Part, frozen=True):
     """One engine on one node: ``ready`` only after it was seen to run (PLC-12)."""
 
-    name: str
+    name: Name
     state: EngineState
-    version: str | None = None
-    detail: str = ""
+    version: Name | None = None
+    detail: Text = ""
 
 
 class PortRange(Part, frozen=True):
     """Ports ``first`` to ``last``, both included."""
 
-    first: int
-    last: int
+    first: Port
+    last: Port
 
 
 class Filesystem(Part, frozen=True):
     """Space of one filesystem the node was told to watch (PLC-06)."""
 
-    path: str
-    total_bytes: int | None = None
-    free_bytes: int | None = None
+    path: Text
+    total_bytes: Bytes | None = None
+    free_bytes: Bytes | None = None
     shared: bool = False
 
 
 class Inventory(Part, frozen=True):
     """What a node has. ``address`` is where its engines can be reached."""
 
-    address: str
-    hostname: str = ""
-    os: str = ""
-    arch: str = ""
-    kernel: str = ""
-    boot_id: str = ""
-    driver: str | None = None
+    address: Name
+    hostname: Name = ""
+    os: Name = ""
+    arch: Name = ""
+    kernel: Name = ""
+    boot_id: Name = ""
+    driver: Name | None = None
     cpu: Cpu = Cpu()
-    memory_bytes: int | None = None
+    memory_bytes: Bytes | None = None
     ephemeral_ports: PortRange | None = None
     engine_ports: PortRange | None = None
-    devices: tuple[Device, ...] = ()
-    engines: tuple[EngineInstall, ...] | None = None
-    filesystems: tuple[Filesystem, ...] = ()
-    labels: dict[str, str] = {}
-    notes: tuple[str, ...] = ()
+    devices: Annotated[tuple[Device, ...], Meta(max_length=1024)] = ()
+    engines: Annotated[tuple[EngineInstall, ...], Meta(max_length=256)] | None = None
+    filesystems: Annotated[tuple[Filesystem, ...], Meta(max_length=1024)] = ()
+    labels: Table = {}
+    notes: Words = ()
     """Warnings in words, such as a failing driver or a CPU without AVX2."""
 
 
@@ -120,30 +138,31 @@ class ShardSpec(Part, frozen=True):
     ``engine_key`` is the secret clients must present to the engine (ENG-03); it goes
     down with a start and is blanked on the way up (``keyed`` says whether there is
     one). ``source`` is a weights source such as ``file:/srv/m.gguf``.
-    ``served_name`` is the model name the engine answers to.
+    ``served_name`` is the model name the engine answers to. What of it makes no sense is
+    for the agent to refuse in words, not for the decoder.
     """
 
-    replica_id: str
-    model: str
-    profile: str
-    fingerprint: str
-    engine: str
-    source: str
-    host: str
-    port: int
-    served_name: str
-    rank: int = 0
-    world: int = 1
-    incarnation: int = 1
-    devices: tuple[str, ...] = ()
-    cpu_cores: float | None = None
-    memory_bytes: int | None = None
-    context: int | None = None
-    slots: int | None = None
-    args: tuple[str, ...] = ()
-    env: dict[str, str] = {}
-    startup_timeout: float = 600.0
-    engine_key: str = ""
+    replica_id: ReplicaId
+    model: Name
+    profile: Name
+    fingerprint: Name
+    engine: Name
+    source: Text
+    host: Name
+    port: Count
+    served_name: Name
+    rank: Count = 0
+    world: Count = 1
+    incarnation: Count = 1
+    devices: Words = ()
+    cpu_cores: Finite | None = None
+    memory_bytes: Bytes | None = None
+    context: Whole | None = None
+    slots: Whole | None = None
+    args: Words = ()
+    env: Table = {}
+    startup_timeout: Finite = 600.0
+    engine_key: Name = ""
     keyed: bool = False
 
     @property
@@ -167,11 +186,11 @@ class ShardStatus(Part, frozen=True):
 
     spec: ShardSpec
     state: ShardState
-    pid: int | None = None
-    age: float | None = None
-    state_age: float | None = None
+    pid: Positive | None = None
+    age: Amount | None = None
+    state_age: Amount | None = None
     adopted: bool = False
-    detail: str = ""
+    detail: Text = ""
 
 
 class ShardExit(Part, frozen=True):
@@ -183,13 +202,13 @@ class ShardExit(Part, frozen=True):
     during a lost connection still tells why.
     """
 
-    replica_id: str
-    code: str
-    rank: int = 0
-    incarnation: int = 1
-    message: str = ""
-    exit_status: int | None = None
-    tail: tuple[str, ...] = ()
+    replica_id: ReplicaId
+    code: Name
+    rank: Count = 0
+    incarnation: Count = 1
+    message: Text = ""
+    exit_status: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | None = None
+    tail: Words = ()
     requested: bool = False
 
     @property
@@ -204,33 +223,33 @@ class ShardExit(Part, frozen=True):
 class DeviceUse(Part, frozen=True):
     """Measured use of one device. Power in watts, temperature in degrees Celsius."""
 
-    uuid: str
-    memory_used_bytes: int | None = None
-    utilization_percent: float | None = None
-    temperature_celsius: float | None = None
-    power_watts: float | None = None
-    foreign_processes: tuple[str, ...] = ()
+    uuid: Name
+    memory_used_bytes: Bytes | None = None
+    utilization_percent: Amount | None = None
+    temperature_celsius: Finite | None = None
+    power_watts: Amount | None = None
+    foreign_processes: Words = ()
 
 
 class ShardUse(Part, frozen=True):
     """Measured use of one shard's whole process group."""
 
-    replica_id: str
-    rank: int = 0
-    cpu_cores: float | None = None
-    memory_bytes: int | None = None
+    replica_id: ReplicaId
+    rank: Count = 0
+    cpu_cores: Amount | None = None
+    memory_bytes: Bytes | None = None
 
 
 class Measurements(Part, frozen=True):
     """What a node measured since the last heartbeat (AGT-02)."""
 
-    cpu_percent: float | None = None
-    load1: float | None = None
-    memory_used_bytes: int | None = None
-    memory_available_bytes: int | None = None
-    devices: tuple[DeviceUse, ...] = ()
-    shards: tuple[ShardUse, ...] = ()
-    filesystems: tuple[Filesystem, ...] = ()
+    cpu_percent: Amount | None = None
+    load1: Amount | None = None
+    memory_used_bytes: Bytes | None = None
+    memory_available_bytes: Bytes | None = None
+    devices: Annotated[tuple[DeviceUse, ...], Meta(max_length=1024)] = ()
+    shards: Annotated[tuple[ShardUse, ...], Meta(max_length=1024)] = ()
+    filesystems: Annotated[tuple[Filesystem, ...], Meta(max_length=1024)] = ()
 
 
 # ---------------------------------------------------------------- agent to control plane
@@ -239,29 +258,29 @@ class Measurements(Part, frozen=True):
 class Hello(Message, frozen=True, tag="hello"):
     """First frame of a session. The credential travels in the upgrade request."""
 
-    node_id: str
-    version: str
-    oldest_protocol: int
-    newest_protocol: int
-    capabilities: tuple[str, ...] = ()
-    highest_epoch: int = 0
-    last_command: str | None = None
-    boot_id: str = ""
+    node_id: Name
+    version: Name
+    oldest_protocol: Count
+    newest_protocol: Count
+    capabilities: Words = ()
+    highest_epoch: Bytes = 0
+    last_command: Name | None = None
+    boot_id: Name = ""
 
 
 class Register(Message, frozen=True, tag="register"):
     """The whole truth about the node, also when it runs nothing (REC-20)."""
 
     inventory: Inventory
-    shards: tuple[ShardStatus, ...] = ()
-    exits: tuple[ShardExit, ...] = ()
-    last_command: str | None = None
+    shards: Annotated[tuple[ShardStatus, ...], Meta(max_length=1024)] = ()
+    exits: Annotated[tuple[ShardExit, ...], Meta(max_length=1024)] = ()
+    last_command: Name | None = None
 
 
 class Heartbeat(Message, frozen=True, tag="heartbeat"):
     """Sent every ``Welcome.heartbeat_seconds``; answered by ``HeartbeatAck``."""
 
-    sequence: int
+    sequence: Positive
     measurements: Measurements = Measurements()
 
 
@@ -283,10 +302,10 @@ CommandOutcome = Literal["accepted", "duplicate", "refused"]
 class CommandResult(Message, frozen=True, tag="command_result"):
     """What the agent did with a command; a refusal has a code of ``errors.SHARD``."""
 
-    command_id: str
+    command_id: Name
     outcome: CommandOutcome
-    code: str = ""
-    message: str = ""
+    code: Name = ""
+    message: Text = ""
 
 
 # ---------------------------------------------------------------- control plane to agent

@@ -63,6 +63,9 @@ class RoutedModel(Record, frozen=True):
     created: int = 0
     retry_after: int | None = None
     listed: bool = True
+    withdrawn: tuple[str, ...] = ()
+    """Ids of endpoints that must get no new requests although the table settles: their
+    replicas drain, stop or failed."""
 
 
 class RoutedKey(Record, frozen=True):
@@ -83,7 +86,7 @@ class RouteTable(Record, frozen=True):
     ``generation`` is opaque and changes with the content; it differs between control
     plane processes. While ``settling`` is true the control plane has not heard from
     every agent yet: endpoints a router knows from before, of models that are still
-    listed, stay in use even if the table lacks them (REC-25).
+    listed, stay in use even if the table lacks them (REC-25), unless ``withdrawn``.
     """
 
     generation: str

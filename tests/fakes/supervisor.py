@@ -15,8 +15,9 @@ from agent.supervise.base import TAIL_LINES, GroupUse, LaunchError, MainStatus
 @dataclass(frozen=True)
 class Program:
     """What an engine's process does. ``on_term``: ``exit``, ``ignore`` or ``second`` (leave
-    at the second SIGTERM). ``hangs``: it sits in the kernel and outlives SIGKILL. ``exits``: end at once with that status. ``sidecar``: start a
-    child that ignores SIGTERM, in the same session (``child``) or its own (``setsid``)."""
+    at the second SIGTERM). ``hangs``: it sits in the kernel and outlives SIGKILL. ``exits``:
+    end at once with that status. ``sidecar``: start a child that ignores SIGTERM, in the
+    same session (``child``) or its own (``setsid``)."""
 
     lines: tuple[str, ...] = ()
     on_term: str = "exit"

@@ -4,6 +4,7 @@ A mutation is a function that patches the product for one test. What it breaks i
 said in its docstring.
 """
 
+import math
 from collections.abc import Callable
 
 import pytest
@@ -17,6 +18,7 @@ from controlplane.events import Commit, Committed
 from controlplane.fleet import sessions
 from controlplane.loop import Loop
 from controlplane.planning.view import ShardView
+from llmgw.sim import router_process
 from llmgw.sim.host import Host
 from llmgw.wire.messages import Start
 
@@ -126,23 +128,28 @@ def the_epoch_stays_low(patch):
     patch.setattr(sessions, "opened", opened)
 
 
-def unreported_shards_stay(patch):
-    """REC-23: a shard that its agent does not report is still taken for running."""
-    from controlplane.fleet import adoption
-
-    patch.setattr(adoption, "_unreported", lambda *arguments: None)
+def gives_up_without_asking(patch):
+    """AGT-09: an agent that was away ends an engine whose start-up deadline passed meanwhile."""
+    patch.setattr(Shard, "_asked", property(lambda self: math.inf, lambda self, value: None), raising=False)
 
 
-MUTATIONS: tuple[Mutation, ...] = (
-    no_deduplication,
-    dispatch_before_commit,
-    claims_end_too_early,
-    launch_without_record,
-    any_process_of_that_pid,
-    stopping_the_agent_stops_engines,
-    gone_with_the_main_process,
-    stopped_once_told,
-    adopts_nothing,
-    the_epoch_stays_low,
-    unreported_shards_stay,
+def routers_forget_while_settling(patch):
+    """REC-25: a router drops what a control plane that has just started does not know yet."""
+    patch.setattr(router_process, "settle", lambda known, fresh: fresh)
+
+
+MUTATIONS: tuple[tuple[Mutation, tuple[str, ...]], ...] = (
+    (no_deduplication, ("answer-lost", "stall", "scale", "engine-crash")),
+    (dispatch_before_commit, ("slow-journal", "scale")),
+    (claims_end_too_early, ("scale", "temper", "engine-crash")),
+    (launch_without_record, ("agent-crash-between-effects", "agent-crash", "scale", "engine-crash")),
+    (any_process_of_that_pid, ("pid-reused", "agent-crash")),
+    (stopping_the_agent_stops_engines, ("agent-stop", "scale")),
+    (gone_with_the_main_process, ("engine-crash", "scale", "temper")),
+    (stopped_once_told, ("scale", "temper", "engine-crash")),
+    (adopts_nothing, ("agent-crash", "scale")),
+    (the_epoch_stays_low, ("store-restored", "control-crash", "scale")),
+    (gives_up_without_asking, ("agent-crash", "agent-pause", "temper", "engine-crash", "disk")),
+    (routers_forget_while_settling, ()),
 )
+"""Each with the kinds of faults that provoke it; none = the usual storm."""

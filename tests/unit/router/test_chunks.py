@@ -1,3 +1,5 @@
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -25,7 +27,7 @@ def messages(draw):
 
 def splits(raw, cuts):
     edges = [0, *sorted(cut % (len(raw) + 1) for cut in cuts), len(raw)]
-    return [raw[a:b] for a, b in zip(edges, edges[1:], strict=False) if a != b]
+    return [raw[a:b] for a, b in pairwise(edges) if a != b]
 
 
 @given(messages(), st.lists(st.integers(0, 10000), max_size=12), st.binary(max_size=20))

@@ -72,9 +72,14 @@ def received(upstreams):
 
 
 def failures(router, name, since):
-    """Failures reported for an endpoint after the report number ``since``, once two more have come."""
-    reports = until(lambda: len(router.control.reports) > since + 2 and router.control.reports, 6, "reports")
-    return sum(load.failures for report in reports[since:] for load in report.endpoints if load.id == name)
+    """Failures of an endpoint told in the reports from number ``since`` on, once there are any."""
+
+    def told():
+        return sum(
+            load.failures for report in router.control.reports[since:] for load in report.endpoints if load.id == name
+        )
+
+    return until(told, 6, "a report of the failure")
 
 
 # ------------------------------------------------------------------------ retries

@@ -6,7 +6,7 @@ import pytest
 from llmgw.wire.routing import RoutedModel
 from tests.fakes import upstream as fake
 from tests.fakes.upstream import FakeUpstream
-from tests.unit.router.process import KEY, Router, endpoint, table_of
+from tests.unit.router.process import KEY, Router, endpoint, table_of, until
 
 MESSAGES = [{"role": "user", "content": "Say hello."}]
 
@@ -89,7 +89,7 @@ def test_a_cut_stream(client, upstream):
 def test_retries_obey_the_answer(client, upstream):
     """RTR-02: the client tries again where that helps, and does not where it cannot."""
     patient = client.with_options(max_retries=2)
-    upstream.script.append(fake.refuse(503, extra=b"Retry-After: 0\r\n"))
+    upstream.script.append(fake.refuse(503, extra=b"Retry-After: 1\r\n"))
     assert patient.chat.completions.create(model="m", messages=MESSAGES).choices
     with pytest.raises(openai.NotFoundError):
         patient.chat.completions.create(model="nope", messages=MESSAGES)
@@ -107,6 +107,4 @@ def test_leaving_a_stream(client, upstream):
     stream = client.chat.completions.create(model="m", messages=MESSAGES, stream=True)
     assert next(iter(stream)).choices
     stream.close()
-    from tests.unit.router.process import until
-
     assert until(lambda: ended, 5, "the end of the engine's connection") == [True]

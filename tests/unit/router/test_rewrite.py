@@ -21,14 +21,14 @@ NAMES = st.one_of(
 
 
 @given(
-    st.dictionaries(TEXT.filter(lambda key: key not in ("model", "stream")), VALUES, max_size=5),
-    NAMES,
-    NAMES,
-    st.integers(0, 5),
-    st.booleans(),
-    st.sampled_from([None, 1, "\t"]),
+    rest=st.dictionaries(TEXT.filter(lambda key: key not in ("model", "stream")), VALUES, max_size=5),
+    name=NAMES,
+    other=NAMES,
+    place=st.integers(0, 5),
+    ascii_only=st.booleans(),
+    indent=st.sampled_from([None, 1, "\t"]),
 )
-def test_only_the_top_level_model_changes(rest, name, other, place, ascii_only, indent):
+def test_only_the_top_level_model_changes(rest, name, other, *, place, ascii_only, indent):
     """RTR-01: the name is spliced at its own place, every other byte stays."""
     items = list(rest.items())
     items.insert(place, ("model", name))

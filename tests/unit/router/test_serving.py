@@ -76,7 +76,7 @@ def client(router):
         (KEY, "stopped", 503, "system_stopped"),
     ],
 )
-def test_who_gets_what_error(client, upstream, key, model, status, code):
+def test_who_gets_what_error(client, upstream, key, model, *, status, code):
     """RTR-02, RTR-12: the status and code of each refusal, and none reaches an engine."""
     seen = len(upstream.received)
     client.post(json.dumps({"model": model, "messages": []}), key=key)
@@ -227,6 +227,28 @@ def test_methods(client):
     assert client.answer().status in (401, 404)
 
 
+@pytest.mark.parametrize("path", ["/healthz", "/v1/models", "/v1/nothing"])
+@pytest.mark.parametrize("close", [False, True])
+def test_the_connection_ends_when_the_client_asks(client, path, close):
+    """RTR-18: and only then."""
+    field = "Connection: close\r\n" if close else ""
+    client.send(f"GET {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\n{field}\r\n")
+    assert (client.answer().headers.get("connection") == "close") == close
+    if close:
+        assert client.more() == b""
+    else:
+        client.post(CHAT)
+        assert client.answer().status == 200
+
+
+def test_a_stream_to_a_client_that_asks_for_the_end(client):
+    """RTR-18: its connection ends after the stream, not before."""
+    client.post(STREAM, lines="Connection: close\r\n")
+    answer = client.answer()
+    assert (answer.complete, answer.headers["connection"]) == (True, "close")
+    assert client.more() == b""
+
+
 def test_landing(router):
     """RTR-14: it shows the address the client used, escaped, and no data."""
     page = router.get("/", 'X-Forwarded-Host: ai.example"><script>alert(1)</script>', "X-Forwarded-Proto: https")
@@ -365,7 +387,8 @@ def test_a_large_answer_passes(client, upstream, framing):
 def test_http10_stream(client):
     """RTR-09: a client of HTTP/1.0 gets the events without chunk framing, ended by the connection."""
     client.send(
-        f"POST /v1/chat/completions HTTP/1.0\r\nAuthorization: Bearer {KEY}\r\nContent-Length: {len(STREAM)}\r\n\r\n{STREAM}"
+        f"POST /v1/chat/completions HTTP/1.0\r\nAuthorization: Bearer {KEY}\r\n"
+        f"Content-Length: {len(STREAM)}\r\n\r\n{STREAM}"
     )
     answer = client.answer()
     assert "transfer-encoding" not in answer.headers
@@ -445,11 +468,25 @@ def test_a_large_body_is_refused_in_json(router, client):
         assert chunked.answer().code == "body_too_large"
 
 
+def test_a_refused_client_may_finish_sending(client):
+    """RTR-13: a client that is still sending its body is not reset before it reads the answer."""
+    client.send(
+        f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\n"
+        "Content-Length: 300000\r\n\r\n"
+    )
+    for _ in range(10):
+        client.send(b"a" * 30_000)
+        time.sleep(0.01)
+    answer = client.answer()
+    assert (answer.status, answer.headers["connection"]) == (413, "close")
+
+
 def test_a_body_in_many_pieces(client):
     """RTR-13: bodies up to the limit arrive however they are cut."""
     body = json.dumps({"model": "m", "x": "a" * 150_000}).encode()
     client.send(
-        f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\nContent-Length: {len(body)}\r\n\r\n"
+        f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\n"
+        f"Content-Length: {len(body)}\r\n\r\n"
     )
     for at in range(0, len(body), 10007):
         client.send(body[at : at + 10007])

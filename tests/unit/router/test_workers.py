@@ -132,11 +132,12 @@ def test_a_stop_while_workers_start(tmp_path, upstream):
 def test_a_stream_is_not_waited_for_for_ever(tmp_path, upstream):
     """RTR-15: the drain has a bound."""
     release = threading.Event()
-    with Router(tmp_path, table(upstream), timeouts={"drain": "1s"}) as router:
+    with Router(tmp_path, table(upstream), timeouts={"drain": "300ms"}) as router:
         busy = held_stream(router, upstream, release)
         started = time.monotonic()
-        router.stop()
-        assert time.monotonic() - started < 6
+        assert router.stop() == 0
+        assert time.monotonic() - started < 5
+        assert "answers cut at the end of the drain" in router.log.read_text()
         assert not busy.answer().complete
         release.set()
 
@@ -162,11 +163,10 @@ def test_the_table_on_disk(tmp_path, upstream):
         assert "does not answer" in router.log.read_text()
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"generation":1}', b"\xff\x00"])
-def test_a_damaged_table_on_disk(tmp_path, upstream, content):
-    """RTR-03: it is ignored with a word in the log, and the control plane is asked."""
+def test_a_damaged_table_on_disk(tmp_path, upstream):
+    """RTR-03: a worker starts all the same, and the control plane is asked."""
     (tmp_path / "state").mkdir(mode=0o700)
-    (tmp_path / "state" / "route-table.json").write_bytes(content)
+    (tmp_path / "state" / "route-table.json").write_bytes(b'{"generation":1}')
     with Router(tmp_path, table(upstream)) as router:
         assert "is damaged and was ignored" in router.log.read_text()
         with router.connect() as client:
@@ -236,15 +236,10 @@ def test_an_endpoint_that_leaves(tmp_path, upstream):
 
 def test_a_wrong_router_token(tmp_path, upstream):
     """RTR-03: said once, with the remedy; the token itself is in no line."""
-    with Router(tmp_path, None) as router:
-        assert router.stop() == 0
-    with Router(tmp_path, table(upstream)) as router:
-        (tmp_path / "token").write_text("rt-wrong0123456789abcdef\n")
-        assert router.stop() == 0
-        (tmp_path / "state" / "route-table.json").unlink()
-        router.start(wait=False)
+    with Router(tmp_path, table(upstream), token="rt-wrong0123456789abcdef") as router:
         until(lambda: "does not accept this router's token" in router.log.read_text(), 5, "the remedy")
-        assert router.get("/readyz").status == 503
+        until(lambda: router.control.polls == 0 and router.get("/readyz").status == 503, 5, "not ready")
+        assert router.log.read_text().count("no route table") == 1
     assert "rt-wrong" not in router.log.read_text()
 
 
@@ -263,6 +258,18 @@ def test_secrets_are_in_no_log_and_no_command_line(tmp_path, upstream):
         text = router.log.read_text() + "\n".join(lines)
     for secret in (TOKEN, upstream.key, KEY, "sk-llmgw-wrong-0123456789"):
         assert secret not in text
+
+
+def test_without_keys(tmp_path, upstream):
+    """RTR-12, SEC-06: where the table says so no key is asked for, and a public listener is warned of."""
+    with Router(tmp_path, table(upstream, auth=False), listen="0.0.0.0:0") as router, router.connect() as client:
+        client.post(CHAT, key="")
+        assert client.answer().status == 200
+        client.post(CHAT, key="whatever")
+        assert client.answer().status == 200
+        assert router.get("/v1/models").json["data"][0]["id"] == "m"
+        assert b"authorization: Bearer " + upstream.key.encode() in upstream.received[-1].raw_head
+        assert "keys are off and the listener is public" in router.log.read_text()
 
 
 def test_reload(tmp_path, upstream):
@@ -304,6 +311,7 @@ def test_faulty_settings(tmp_path, settings, words):
         cwd=ROOT,
         capture_output=True,
         text=True,
+        check=False,
         timeout=20,
     )
     assert done.returncode == 2

@@ -433,9 +433,9 @@ class Harness:
 
 
 def report(sequence: int, inflight: dict[str, int], boot: str = "r") -> Report:
-    """A router's report."""
+    """A report of a router that has a table of the first control plane."""
     loads = tuple(EndpointLoad(id=name, inflight=count) for name, count in inflight.items())
-    return Report(boot=boot, sequence=sequence, version="1", endpoints=loads)
+    return Report(boot=boot, sequence=sequence, version="1", generation="boot-a-1", endpoints=loads)
 
 
 def spec(replica_id: str = "tiny-0000aaaa", **changes: Any) -> ShardSpec:

@@ -1,0 +1,119 @@
+"""The command in odd surroundings: no terminal, no room, other people's text."""
+
+import json
+import os
+import subprocess
+import sys
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+from typing import Any
+
+import pytest
+import responses
+from click.testing import CliRunner, Result
+
+from llmgw.cli import main
+
+URL = "http://127.0.0.1:7000"
+STEERS = "\x1b]0;own\x07 \u009b31m \u202e \u2028"
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(main, arguments, env={"LLMGW_API": URL})
+
+
+def events(**changes: Any) -> dict[str, Any]:
+    return {"events": [{"at": "2030-01-01T00:00:00Z", "kind": "failed", "reason": f"é {STEERS}", **changes}]}
+
+
+def steers(text: str) -> set[str]:
+    return {character for character in text if character in STEERS} - {" "} - set("]0;own31m")
+
+
+@pytest.mark.parametrize("form", ["table", "json", "yaml"])
+@responses.activate
+def test_text_of_others_does_not_steer_the_terminal(form: str) -> None:
+    """CLI-04: an engine's last words pass through agents, the API and the command."""
+    responses.get(f"{URL}/api/v1/events", json=events())
+    result = run("ctl", "events", "-o", form)
+    assert result.exit_code == 0 and not steers(result.output)
+    if form == "json":
+        assert json.loads(result.output) == events(), "escaped, not changed"
+
+
+@responses.activate
+def test_refusals_do_not_steer_the_terminal() -> None:
+    """CLI-04: whatever answers at the address."""
+    body = {"code": STEERS, "message": STEERS, "faults": [{"path": STEERS, "message": STEERS}]}
+    responses.get(f"{URL}/api/v1/log-level", json=body, status=400)
+    result = run("ctl", "log-level")
+    assert result.exit_code == 1 and not steers(result.output)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "body"),
+    [
+        (["ctl", "nodes"], {"nodes": 5}),
+        (["ctl", "nodes"], {"nodes": [{"id": "n"}]}),
+        (["ctl", "status"], {"problems": 5}),
+        (["ctl", "events"], {"events": [None]}),
+        (["keys", "list"], {"keys": "text"}),
+    ],
+)
+@responses.activate
+def test_answers_of_another_shape(arguments: list[str], body: Any) -> None:
+    """CLI-01: another program's API, or one of another version: words and status 3, no traceback."""
+    responses.get(f"{URL}/api/v1/{arguments[1] if arguments[0] == 'ctl' else 'keys'}", json=body)
+    result = run(*arguments)
+    assert result.exit_code == 3, result.output
+    assert "cannot be read" in result.output and "LLMGW_API" in result.output
+    assert isinstance(result.exception, SystemExit)
+
+
+@responses.activate
+def test_not_a_number_is_not_json() -> None:
+    """CLI-04: what is written as JSON can be read as JSON."""
+    responses.get(f"{URL}/api/v1/events", body='{"events": [NaN]}', content_type="application/json")
+    assert run("ctl", "events", "-o", "json").exit_code == 3
+
+
+@pytest.fixture(scope="module")
+def server():
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = json.dumps(events()).encode()
+            self.send_response(200)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    listening = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    Thread(target=listening.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{listening.server_port}"
+    listening.shutdown()
+    listening.server_close()
+
+
+@pytest.mark.parametrize(
+    ("redirect", "status", "words"),
+    [
+        ("> /dev/full", 1, "cannot write: No space left on device"),
+        (">&-", 0, ""),
+        ("| true", 0, ""),
+        ("", 0, "\\xe9"),
+    ],
+)
+def test_places_to_write_to(server: str, redirect: str, status: int, words: str) -> None:
+    """CLI-04: a full disk, a closed output, a reader that left, an encoding without the letter."""
+    command = f'"{sys.executable}" -m llmgw.cli ctl events {redirect}'
+    environment = {**os.environ, "LLMGW_API": server, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(
+        ["sh", "-c", command], capture_output=True, text=True, env=environment, timeout=30, check=False
+    )
+    assert done.returncode == status, done.stderr
+    assert words in done.stdout + done.stderr
+    assert "Traceback" not in done.stderr and "Exception ignored" not in done.stderr

@@ -1,0 +1,95 @@
+import pytest
+
+from llmgw.wire.routing import Endpoint
+from router.relay import is_finished
+from router.upstream import UpstreamError, parse_answer, request_head
+
+OK = b"HTTP/1.1 200 OK\r\n"
+
+
+@pytest.mark.parametrize(
+    ("head", "status", "length", "chunked", "keep"),
+    [
+        (OK + b"Content-Length: 5\r\n\r\n", 200, 5, False, True),
+        (OK + b"Transfer-Encoding: chunked\r\n\r\n", 200, None, True, True),
+        (OK + b"TRANSFER-ENCODING: Chunked\r\nConnection: close\r\n\r\n", 200, None, True, False),
+        (OK + b"\r\n", 200, None, False, False),
+        (OK + b"Content-Length: 5\r\nConnection: close\r\n\r\n", 200, 5, False, False),
+        (b"HTTP/1.0 200 OK\r\nContent-Length: 5\r\n\r\n", 200, 5, False, False),
+        (b"HTTP/1.0 200 OK\r\nContent-Length: 5\r\nConnection: keep-alive\r\n\r\n", 200, 5, False, True),
+        (b"HTTP/1.1 503\r\nContent-Length: 0\r\n\r\n", 503, 0, False, True),
+        (b"HTTP/1.1 503 \r\nContent-Length: 0\r\n\r\n", 503, 0, False, True),
+        (b"HTTP/1.1 204 No Content\r\n\r\n", 204, 0, False, True),
+        (b"HTTP/1.1 100 Continue\r\n\r\n", 100, 0, False, True),
+    ],
+)
+def test_framing(head, status, length, chunked, keep):
+    """RTR-09: how an answer ends, and whether its connection may be used again."""
+    answer = parse_answer(head)
+    assert (answer.status, answer.length, answer.chunked, answer.keep) == (status, length, chunked, keep)
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"hello\r\n\r\n",
+        b"HTTP/2 200 OK\r\n\r\n",
+        b"HTTP/1.1 2000 OK\r\n\r\n",
+        b"HTTP/1.1 999 X\r\n\r\n",
+        OK + b"Content-Length: 5\r\nContent-Length: 5\r\n\r\n",
+        OK + b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n",
+        OK + b"Transfer-Encoding: gzip\r\n\r\n",
+        OK + b"Transfer-Encoding: gzip, chunked\r\n\r\n",
+        OK + b"Content-Length: -5\r\n\r\n",
+        OK + b"Content-Length: 5, 5\r\n\r\n",
+        OK + b"X: a\nY: b\r\n\r\n",
+        OK + b"X: a\x00b\r\n\r\n",
+        OK + b"X : a\r\n\r\n",
+        OK + b"X: a\r\n folded\r\n\r\n",
+        OK + b"X: a\r\n" * 101 + b"\r\n",
+    ],
+)
+def test_malformed_heads(head):
+    """RTR-13: an answer whose end is unclear is no answer."""
+    with pytest.raises(UpstreamError):
+        parse_answer(head)
+
+
+def test_what_passes():
+    """RTR-13: fields about the content; none that is hop-by-hop, internal or sets anything at the client."""
+    answer = parse_answer(
+        OK + b"Content-Type: application/json\r\nRetry-After: 7\r\nSet-Cookie: a=b\r\nServer: x\r\nConnection: X-Y\r\n"
+        b"X-Y: 1\r\nAccess-Control-Allow-Origin: *\r\nLocation: http://10.0.0.1/\r\nContent-Length: 0\r\n\r\n"
+    )
+    assert answer.headers == b"content-type: application/json\r\nretry-after: 7\r\n"
+    assert (answer.content_type, answer.retry_after) == (b"application/json", 7)
+
+
+def test_request_head():
+    """RTR-12, ENG-03: the engine's key, if it has one; addresses of IPv6 in brackets."""
+    with_key = request_head(
+        Endpoint(id="a", host="10.0.0.1", port=80, upstream_model="m", key="ek-x"), b"/v1/completions"
+    )
+    assert with_key == (
+        b"POST /v1/completions HTTP/1.1\r\nhost: 10.0.0.1:80\r\ncontent-type: application/json\r\n"
+        b"authorization: Bearer ek-x\r\n"
+    )
+    keyless = request_head(Endpoint(id="a", host="::1", port=80, upstream_model="m"), b"/")
+    assert keyless == b"POST / HTTP/1.1\r\nhost: [::1]:80\r\ncontent-type: application/json\r\n"
+
+
+@pytest.mark.parametrize(
+    ("tail", "finished"),
+    [
+        (b"data: [DONE]\n\n\r\n0\r\n\r\n", True),
+        (b"data:[DONE]\r\n\r\n\r\n0\r\n\r\n", True),
+        (b"\r\n5\r\ndata: [DO\r\n4\r\nNE]\n\r\n", True),
+        (b'data: {"error":{"message":"x"}}\n\n\r\n0\r\n\r\n', True),
+        (b"error: {}\n\n\r\n0\r\n\r\n", True),
+        (b'data: {"choices":[]}\n\n\r\n0\r\n\r\n', False),
+        (b"", False),
+    ],
+)
+def test_the_end_of_a_stream(tail, finished):
+    """RTR-09: whole, or with an error of its own, or short."""
+    assert is_finished(tail) == finished
