@@ -9,10 +9,14 @@ import os  # noqa: E402
 import sys  # noqa: E402
 from pathlib import Path  # noqa: E402
 
+import gevent  # noqa: E402
+from gevent.event import Event  # noqa: E402
+
 from agent.driver import Driver  # noqa: E402
 from agent.hardware.base import HardwareError  # noqa: E402
 from agent.settings import SETTINGS, configure  # noqa: E402
 from agent.statedir import StateDir  # noqa: E402
+from agent.watch import offload  # noqa: E402
 from llmgw import __version__  # noqa: E402
 from llmgw.runtime import daemon, logs  # noqa: E402
 from llmgw.runtime.clock import SystemClock  # noqa: E402
@@ -42,11 +46,24 @@ def serve(file: Path | None) -> int:
         driver = Driver(config, __version__, token, SystemClock(), state)
     except HardwareError as error:
         raise SettingsError(source, [Fault("hardware.gpu", str(error))]) from error
-    stopper = daemon.Stopper()
+    asked = Event()
+    stopper = daemon.Stopper(asked.set)
+    gevent.spawn(daemon.reload_when, asked, lambda: reload(file))
     StallDetector().start()
     log.info("agent starts", node=config.node_id, version=__version__, state_dir=str(config.state_dir))
     driver.run(stopper.stopping)
     return 0
+
+
+def reload(file: Path | None) -> None:
+    """SIGHUP: the log level alone changes live; the rest needs a start, which engines outlive."""
+    try:
+        level = offload(SETTINGS.load, file, os.environ)["log.level"]
+    except SettingsError as error:
+        log.error("the settings file was refused, the log level stays", faults=error)
+    else:
+        logs.set_level(level)
+        log.info("settings read again: the log level is taken over, the rest needs a restart", level=level)
 
 
 if __name__ == "__main__":

@@ -64,7 +64,7 @@ SETTINGS = Settings(
             "how devices are read: NVML, the nvidia-smi program, whichever answers, or not at all",
         ),
         Setting("hardware.nvidia_smi", TEXT, "nvidia-smi", "the nvidia-smi program"),
-        Setting("log.level", choice(*LEVELS), "info", "least level that is logged"),
+        Setting("log.level", choice(*LEVELS), "info", "least level that is logged; changes live on SIGHUP"),
         Setting("log.format", choice("text", "json"), "text", "lines for people, or one JSON object a line"),
     ),
 )

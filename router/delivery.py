@@ -21,14 +21,13 @@ _EMPTY = "the engine ended its stream without an answer"
 
 
 class Times(NamedTuple):
-    """Bounds on engines and slow clients, in seconds, and on what is held of an answer
-    that is not a stream, in bytes."""
+    """Bounds on engines, in seconds, and on what is held of an answer that is not a stream,
+    in bytes."""
 
     connect: float
     first_byte: float
     answer: float
     between: float
-    write: float
     buffered: int
 
 
@@ -124,12 +123,12 @@ class Delivery:
         """Head and body in the client's framing. Returns the body's last bytes."""
         head, chunked = self._head()
         tail = piece[-TAIL:]
-        self._send(head + (chunk(piece) if chunked else piece))
+        self._client.send_answer(head + (chunk(piece) if chunked else piece))
         while piece := body.read(monotonic() + self._times.between):
             tail = (tail + piece)[-TAIL:]
-            self._send(chunk(piece) if chunked else piece)
+            self._client.send_answer(chunk(piece) if chunked else piece)
         if chunked and is_whole(self._answer, tail):
-            self._send(LAST_CHUNK)
+            self._client.send_answer(LAST_CHUNK)
         return tail
 
     # ------------------------------------------------------------------ streams
@@ -147,21 +146,21 @@ class Delivery:
         if not any(payload):
             raise UpstreamError(_EMPTY)
         head, _ = self._head()
-        relay = Relay(self._link, self._client, follower, out, times=(self._times.between, self._times.write))
+        relay = Relay(self._link, self._client, follower, out, between=self._times.between)
         try:
             if follower.ended:
                 relay.rest = out
             else:
-                self._send(head + out)
+                self._client.send_answer(head + out)
                 head = b""
                 relay.run()
             if is_whole(answer, relay.tail):
-                self._send(head + relay.rest)
+                self._client.send_answer(head + relay.rest)
                 return Outcome(answer.keep and not follower.excess, self._request.keep)
             head += relay.rest[: len(relay.rest) - follower.closing]
             raise UpstreamError(_CUT)
         except UpstreamError as error:
-            self._send(head + close_with(follower, self._event(error)))
+            self._client.send_answer(head + close_with(follower, self._event(error)))
         return Outcome(False, False, failed=True)
 
     def _stream_plain(self) -> Outcome:
@@ -178,7 +177,7 @@ class Delivery:
         except UpstreamError as error:
             told = self._event(error)
             if answer.length is None:
-                self._send(told if self._request.old else chunk(told))
+                self._client.send_answer(told if self._request.old else chunk(told))
             return Outcome(False, False, failed=True)
         return Outcome(body.clean, self._request.keep)
 
@@ -188,9 +187,6 @@ class Delivery:
         return event("upstream_timeout" if error.timeout else "upstream_error", f"{text[:1].upper()}{text[1:]}.")
 
     # ------------------------------------------------------------------ framing
-
-    def _send(self, data: bytes) -> None:
-        self._client.send_all(data, monotonic() + self._times.write)
 
     def _head(self) -> tuple[bytes, bool]:
         """Head of an answer that is passed on as it comes, and whether it is chunked."""

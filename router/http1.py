@@ -361,7 +361,11 @@ class ClientLink(Link):
         )
         if request is not None and request.method == b"HEAD":
             body = b""
-        self.send_all(head + body, monotonic() + self._limits.write)
+        self.send_answer(head + body)
+
+    def send_answer(self, data: bytes) -> None:
+        """Send bytes of an answer, giving a slow client its time for each 64 KiB."""
+        self.send_all(data, monotonic() + self._limits.write * (1 + len(data) // 65536))
 
     def linger(self) -> None:
         """End the connection so that the client can read the answer to a request that was

@@ -56,7 +56,6 @@ class Service:
             first_byte=settings["timeouts.first_byte"],
             answer=settings["timeouts.answer"],
             between=settings["timeouts.between_bytes"],
-            write=settings["timeouts.client_write"],
             buffered=settings["limits.buffered_answer"],
         )
         self._proxy = Proxy(self.reactor, self.pools, times, random.Random())  # noqa: S311 - spreads load

@@ -8,6 +8,7 @@ import secrets
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import gevent
 from gevent.pool import Pool
 from gevent.pywsgi import WSGIHandler, WSGIServer
 
@@ -18,6 +19,9 @@ from llmgw.runtime.settings import Address
 MAX_CONNECTIONS = 2048
 IDLE = 75.0
 """Seconds a peer may take for its next bytes, also between two requests."""
+
+HEAD = 10.0
+"""Seconds from a request's first line to the end of its head."""
 
 Application = Callable[[dict[str, Any], Any], Iterable[bytes]]
 
@@ -37,9 +41,16 @@ class _Handler(WSGIHandler):  # type: ignore[misc]
         sock.settimeout(IDLE)
         super().__init__(sock, address, server)
 
+    def read_requestline(self) -> Any:
+        """A peer that sends a byte now and then holds its connection no longer than one
+        that sends none."""
+        with gevent.Timeout(IDLE, TimeoutError("timed out")):
+            return super().read_requestline()
+
     def read_request(self, raw_requestline: str) -> Any:
         """Refuse a body that is too large, or of unknown length, before it is read."""
-        read = super().read_request(raw_requestline)
+        with gevent.Timeout(HEAD, TimeoutError("timed out")):
+            read = super().read_request(raw_requestline)
         if "chunked" in self.headers.get("Transfer-Encoding", "").lower():
             raise _NoLength("send the body with a Content-Length")
         if (self.content_length or 0) > self.server.max_body:

@@ -18,6 +18,9 @@ UNKNOWN = "-"
 PIPED_WIDTH = 200
 GIB = 1024**3
 
+FOLDED = 12
+"""Least width of a column that may be folded."""
+
 COLOURS = {
     "ready": "green",
     "connected": "green",
@@ -103,13 +106,17 @@ def styled(value: Any) -> "Text":
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], empty: str, out: "Console | None" = None) -> None:
     """Write rows under their headings, or the sentence ``empty``. Columns in lower
-    case may be folded, the others keep their width."""
+    case may be folded, the others keep their width. Where that is too wide nothing is
+    cut: each row becomes a few lines."""
     from rich.table import Table  # noqa: PLC0415
 
     target = out or console()
     content = [[styled(cell) for cell in row] for row in rows]
     if not content:
         target.print(empty)
+        return
+    if _least_width(columns, content) > target.width:
+        _records(columns, content, target)
         return
     made = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     for name in columns:
@@ -118,6 +125,23 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], empty: str, out
     for cells in content:
         made.add_row(*cells)
     target.print(made)
+
+
+def _least_width(columns: Sequence[str], content: Sequence[Sequence["Text"]]) -> int:
+    """Columns of the terminal that a table needs at least."""
+    widths = [max(len(name), *(row[index].cell_len for row in content)) for index, name in enumerate(columns)]
+    return sum(
+        (min(width, FOLDED) if name.islower() else width) + 2 for name, width in zip(columns, widths, strict=True)
+    )
+
+
+def _records(columns: Sequence[str], content: Sequence[Sequence["Text"]], out: "Console") -> None:
+    for first, *others in content:
+        if first.plain.strip():
+            out.print(first)
+        for name, cell in zip(columns[1:], others, strict=True):
+            if cell.plain.strip():
+                out.print(f"  {name.upper()}:", cell)
 
 
 def gb(size: float | None) -> str:

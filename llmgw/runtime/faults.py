@@ -1,8 +1,11 @@
 """What a person got wrong: every fault at once, each with its place and the remedy."""
 
 import difflib
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+
+_STEERS = re.compile(r"[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
 
 @dataclass(frozen=True)
@@ -13,7 +16,9 @@ class Fault:
     message: str
 
     def __str__(self) -> str:
-        return f"{self.path}: {self.message}" if self.path else self.message
+        """One line, fit for a terminal: names and texts come out of files of many hands."""
+        text = f"{self.path}: {self.message}" if self.path else self.message
+        return _STEERS.sub(lambda match: ascii(match[0])[1:-1], text)
 
 
 class SettingsError(Exception):

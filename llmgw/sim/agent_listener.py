@@ -27,6 +27,7 @@ class SimConnection:
         self._over = False
         self.session = ""
         self.node_id = ""
+        self.token = ""
         self.opened = False
         self.closing = False
         self.reason = ""
@@ -82,9 +83,10 @@ class SimConnection:
             self._silent = self._listener.process.later(self._listener.silence, self._too_late)
 
     def _accept(self, request: upgrade.UpgradeRequest) -> None:
-        if not self._listener.tokens.node(request.node_id, request.token):
+        if not self._listener.tokens().node(request.node_id, request.token):
             raise upgrade.unauthorised()
         self.node_id = request.node_id
+        self.token = request.token
         self._end.send(upgrade.ACCEPTED)
 
     def _frames(self, messages: Iterable[Up | Unknown]) -> None:
@@ -131,7 +133,7 @@ class SimAgentListener:
         *,
         inbox: Inbox,
         kick: Callable[[], None],
-        tokens: FleetTokens,
+        tokens: Callable[[], FleetTokens],
         silence: float,
         boot: str,
     ) -> None:
@@ -162,6 +164,13 @@ class SimAgentListener:
         connection = self._connections.get(session)
         if connection is not None:
             connection.close(refuse.message if refuse else "closed by the control plane", refuse)
+
+    def drop_unenrolled(self) -> None:
+        """End the sessions of nodes whose token was taken away."""
+        for connection in list(self._connections.values()):
+            if not self.tokens().node(connection.node_id, connection.token):
+                message = "the node's token was taken away or replaced in fleet_tokens"
+                connection.close(message, Refuse(code="unauthorised", message=message))
 
     def goodbye(self) -> None:
         """Say goodbye to every agent and close."""

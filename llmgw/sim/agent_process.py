@@ -30,7 +30,7 @@ POLL = 0.25
 """Seconds between two looks at a shard's main process."""
 
 LINGER = 5.0
-"""Seconds after which processes that outlive the main one are told."""
+"""Seconds after which processes that outlive SIGKILL are told."""
 
 MEASURE = 10.0
 DEVICES = 30.0
@@ -282,7 +282,12 @@ class AgentProcess(SimProcess):
         self.later(self.rng.uniform(0.0, 0.05), self.feed, self.node.probe(spec))
 
     def _signal(self, key: ShardKey, signal: events.SignalName) -> None:
-        self.supervisor.signal(key, signal)
+        if self.supervisor.signal(key, signal) and signal == "KILL":
+            self.later(LINGER, self._linger, key)
+
+    def _linger(self, key: ShardKey) -> None:
+        if members := self.supervisor.members(key):
+            self.feed(events.Lingering(key, members))
 
     def _kill_unidentified(self, key: ShardKey, tries: int) -> None:
         if self.supervisor.members(key) and tries:
@@ -306,14 +311,11 @@ class AgentProcess(SimProcess):
         status = self.supervisor.status(key)
         if not status.alive and self.supervisor.first_exit(key):
             self.feed(events.Exited(key, status.exit_status))
-            self._await_members(key, status.exit_status, self.host.clock.monotonic(), 0.01)
+            self._await_members(key, status.exit_status, 0.01)
 
-    def _await_members(self, key: ShardKey, exit_status: int | None, since: float, pause: float) -> None:
-        members = self.supervisor.members(key)
-        if members:
-            if self.host.clock.monotonic() - since > LINGER:
-                self.feed(events.Lingering(key, members))
-            self.later(pause, self._await_members, key, exit_status, since, min(0.5, pause * 2))
+    def _await_members(self, key: ShardKey, exit_status: int | None, pause: float) -> None:
+        if self.supervisor.members(key):
+            self.later(pause, self._await_members, key, exit_status, min(0.5, pause * 2))
             return
         self.supervisor.release(key)
         self.feed(events.Gone(key, exit_status, self.supervisor.tail(key)))

@@ -7,12 +7,11 @@ starts the process again, as a service manager does.
 import random
 
 from controlplane import events
-from controlplane.catalog.model import Catalog
+from controlplane.catalog.model import Catalog, Model
 from controlplane.listeners.tokens import FleetTokens
 from llmgw.runtime.settings import Address
 from llmgw.sim.agent_process import AgentProcess
 from llmgw.sim.control_process import AGENTS, ControlProcess, Durable
-from llmgw.sim.control_process import HOST as CONTROL
 from llmgw.sim.host import Host, Temper
 from llmgw.sim.invariants import Monitor
 from llmgw.sim.network import Network
@@ -39,7 +38,7 @@ class Cluster:
             plan.name: Host(world, plan.name, plan.memory, plan.cores, plan.devices) for plan in scenario.nodes
         }
         tokens = FleetTokens(
-            {name: f"token-of-node-{name}" for name in self.hosts},
+            {name: self.token(name) for name in self.hosts},
             {name: f"token-of-router-{name}" for name in scenario.routers},
         )
         self.durable = Durable(scenario.catalog, tokens)
@@ -95,13 +94,13 @@ class Cluster:
         self.durable.catalog = catalog
         self.tell(events.CatalogChanged(catalog))
 
-    def change_model(self, name: str, model: object) -> None:
+    def change_model(self, name: str, model: Model | None) -> None:
         """Replace one model, or take it out (``None``)."""
         models = dict(self.durable.catalog.models)
         if model is None:
             del models[name]
         else:
-            models[name] = model  # type: ignore[assignment]
+            models[name] = model
         self.set_catalog(catalog_of(list(models.values())))
 
     def set_cordon(self, node: str, cordon: events.Cordon | None) -> None:
@@ -111,6 +110,20 @@ class Cluster:
         else:
             self.durable.cordons[node] = cordon
         self.tell(events.CordonSet(node, cordon))
+
+    def enrol(self, node: str, *, enrolled: bool) -> None:
+        """A person takes a node's token away, or gives it back."""
+        nodes = {name: self.token(name) for name in self.hosts if name in self.durable.tokens.nodes}
+        nodes.pop(node, None)
+        if enrolled:
+            nodes[node] = self.token(node)
+        self.durable.tokens = FleetTokens(nodes, self.durable.tokens.routers)
+        self.control.run(self.control.tokens_changed)
+
+    @staticmethod
+    def token(node: str) -> str:
+        """The token on a node's disk."""
+        return f"token-of-node-{node}"
 
     # ------------------------------------------------------------ agents
 
@@ -125,7 +138,7 @@ class Cluster:
             self.hosts[name],
             self.network,
             addresses=(Address(host, int(port)),),
-            token=self.durable.tokens.nodes[name],
+            token=self.token(name),
             ports=self.plans[name].ports,
             generation=self._generation,
         )
@@ -210,6 +223,8 @@ class Cluster:
             host.disk.failing = False
             host.disk.slow = 0.0
             self.excluded[name].clear()
+            if name not in self.durable.tokens.nodes:
+                self.enrol(name, enrolled=True)
         for process in (self.control, *self.agents.values(), *self.routers.values()):
             process.fuse = None
             if process.paused:
@@ -218,7 +233,3 @@ class Cluster:
             agent.link.trap = None
             if agent.alive and agent.agent.machine.booted:
                 agent.run(agent.read_inventory)
-
-    def hosts_reachable(self) -> list[str]:
-        """Names of hosts that a partition may cut off."""
-        return [*self.hosts, *self.routers, CONTROL]

@@ -165,7 +165,7 @@ class ControlProcess(Process):
             self,
             inbox=self._inbox,
             kick=self.kick,
-            tokens=durable.tokens,
+            tokens=lambda: durable.tokens,
             silence=self.settings.silence,
             boot=boot,
         )
@@ -207,6 +207,12 @@ class ControlProcess(Process):
         if self.up:
             self._inbox.force(event)
             self.kick()
+
+    def tokens_changed(self) -> None:
+        """SIGHUP after a change of the fleet tokens."""
+        if self.up and self._listener is not None:
+            self.put(events.EnrolmentChanged(frozenset(self.durable.tokens.nodes)))
+            self._listener.drop_unenrolled()
 
     def kick(self) -> None:
         """Something is in the inbox: wake the writer, unless it sleeps between two slices."""

@@ -49,6 +49,7 @@ KINDS: dict[str, tuple[float, bool]] = {
     "add-or-remove-model": (2, False),
     "change-profile": (1.5, False),
     "cordon": (2, False),
+    "unenrol": (1, False),
 }
 """Every kind of fault: its usual weight, and whether it leaves alone what serves. A kind
 is the method of ``Storm`` of that name."""
@@ -380,6 +381,14 @@ class Storm:
             self._tell("change-profile", "person", f"{first.name} of {model.name}")
             profiles = (with_args(first, (f"--draw={self.rng.randint(0, 99)}",)), *others)
         self.cluster.change_model(model.name, replace(model, profiles=profiles))
+
+    def unenrol(self) -> None:
+        """A person takes a node's token away, and gives it back later."""
+        node = self._node()
+        if node in self.cluster.durable.tokens.nodes:
+            self._tell("unenrol", node)
+            self.cluster.enrol(node, enrolled=False)
+            self._while(self.rng.uniform(1.0, 200.0), lambda: self.cluster.enrol(node, enrolled=True))
 
     def cordon(self) -> None:
         """A person cordons a node, or uncordons it."""

@@ -108,14 +108,12 @@ def _models(cluster: Cluster) -> Iterator[str]:
             if proc.spec is not None:
                 running.setdefault(proc.spec.model, []).append(proc)
     for name, procs in running.items():
-        model = models.get(name)
-        least, most = _bounds(model)
+        _, most = _bounds(models.get(name))
         if len(procs) > most:
             yield f"model {name} has {len(procs)} engines and may have {most}"
         loading = [proc for proc in procs if proc.ready_since is None]
         if loading:
             yield f"model {name}: {loading[0]} is not ready"
-        del least
     for name, model in models.items():
         least, _ = _bounds(model)
         ready = sum(proc.ready_since is not None for proc in running.get(name, ()))

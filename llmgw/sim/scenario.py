@@ -62,8 +62,8 @@ class Given:
 def draw(world: World, given: Given) -> Scenario:
     """The scenario of the world's seed."""
     rng = world.rng("scenario")
-    nodes = tuple(_node(rng, number) for number in range(1, rng.randint(2, 4) + 1))
-    models = [_model(rng, f"m{number}", nodes) for number in range(rng.randint(2, 6))]
+    nodes = tuple(_node(rng, number) for number in range(1, rng.choice((1, 2, 2, 3, 3, 4, 6)) + 1))
+    models = [_model(rng, f"m{number}", nodes) for number in range(rng.randint(2, 8))]
     spare = [models.pop()] if len(models) > 2 else []
     gentle = rng.random() < 0.25 and not given.only
     settings = LoopSettings(

@@ -1,11 +1,9 @@
-"""The agent's supervision protocol on a simulated host's process table."""
+"""What supervision is to an agent (``agent.supervise.base``), on a simulated host's
+process table. Engines start from their spec; output and use are not simulated."""
 
-from collections.abc import Iterable
-
-from agent.engines.base import Command
 from agent.events import Found, SignalName
 from agent.records import Process
-from agent.supervise.base import GroupUse, MainStatus
+from agent.supervise.base import MainStatus
 from llmgw.sim.host import Host, Proc
 from llmgw.wire.messages import ShardKey, ShardSpec
 
@@ -20,15 +18,11 @@ class SimSupervisor:
         self._exited: set[ShardKey] = set()
 
     def start(self, spec: ShardSpec) -> Process:
-        """What ``launch`` is to the real ones; a simulated engine needs no command."""
+        """Start the shard's processes, as ``launch`` does; a simulated engine needs no command."""
         main = self._host.spawn(spec)
         self._children[spec.key] = main
         self._mains[spec.key] = main.identity
         return main.identity
-
-    def launch(self, key: ShardKey, commands: tuple[Command, ...]) -> Process:
-        """Not how simulated engines start."""
-        raise NotImplementedError("a simulated engine starts from its spec")
 
     def adopt(self, key: ShardKey, process: Process | None) -> None:
         """Take over what runs already."""
@@ -54,10 +48,6 @@ class SimSupervisor:
     def members(self, key: ShardKey) -> tuple[int, ...]:
         """Every living process of the shard."""
         return tuple(proc.pid for proc in self._host.of(key))
-
-    def members_of(self, keys: Iterable[ShardKey]) -> dict[ShardKey, tuple[int, ...]]:
-        """The same for many."""
-        return {key: self.members(key) for key in keys}
 
     def signal(self, key: ShardKey, signal: SignalName) -> tuple[int, ...]:
         """Signal every living process of the shard."""
@@ -85,16 +75,9 @@ class SimSupervisor:
             found.append(Found(key, pids, main.identity if main is not None else None, age))
         return tuple(found)
 
-    def use(self, pids: Iterable[int]) -> GroupUse:  # noqa: ARG002
-        """Nothing is measured."""
-        return GroupUse(0.0, 0)
-
     def tail(self, key: ShardKey) -> tuple[str, ...]:
         """What the engine wrote last."""
         return (f"output of {key}",)
-
-    def trim(self, keys: Iterable[ShardKey]) -> None:
-        """There is no output to trim."""
 
     def release(self, key: ShardKey) -> None:
         """Forget a shard whose processes are gone."""

@@ -272,8 +272,8 @@ class Register(Message, frozen=True, tag="register"):
     """The whole truth about the node, also when it runs nothing (REC-20)."""
 
     inventory: Inventory
-    shards: Annotated[tuple[ShardStatus, ...], Meta(max_length=1024)] = ()
-    exits: Annotated[tuple[ShardExit, ...], Meta(max_length=1024)] = ()
+    shards: Annotated[tuple[ShardStatus, ...], Meta(max_length=256)] = ()
+    exits: Annotated[tuple[ShardExit, ...], Meta(max_length=256)] = ()
     last_command: Name | None = None
 
 

@@ -48,6 +48,8 @@ if todo.get("sidecar") and os.fork() == 0:
     while True: time.sleep(60)
 if todo.get("stubborn"):
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+while todo.get("wait") and not os.path.exists(todo["wait"]):
+    time.sleep(0.02)
 class Handler(BaseHTTPRequestHandler):
     def do_GET(self):
         self.send_response(503 if todo.get("never") else 200)
@@ -249,6 +251,37 @@ def test_startup_timeout(control, node):
     assert exit.code == "startup_timeout"
     assert "HTTP 503" in exit.message
     assert node.engines() == []
+
+
+def test_a_port_taken_while_the_engine_loads(control, node, tmp_path):
+    """AGT-08, SEC-03: who took it is neither asked with the engine's key nor called ready."""
+    node.agent()
+    peer, _, _ = ready_session(control)
+    spec = node.spec(todo={"wait": str(tmp_path / "go")})
+    peer.send(start(spec))
+    until(node.engines)
+    with socket.create_server(("127.0.0.1", spec.port)) as squatter:
+        squatter.settimeout(0)
+        held = peer.take(ShardChanged, where=lambda m: "not of this shard" in m.status.detail)
+        assert held.status.state == "starting"
+        with pytest.raises(BlockingIOError):
+            squatter.accept()
+    (tmp_path / "go").touch()
+    assert peer.take(ShardChanged, where=lambda m: m.status.state == "ready").status.spec.key == spec.key
+
+
+def test_sighup_takes_the_log_level_over(control, node):
+    """AGT-09: and ends neither the agent nor its session."""
+    agent = node.agent()
+    ready_session(control)
+    node.settings["log"] = {"level": "debug"}
+    (node.root / "agent.yaml").write_text(yaml.safe_dump(node.settings))
+    agent.send_signal(signal.SIGHUP)
+    until(lambda: "the log level is taken over" in node.log())
+    (node.root / "agent.yaml").write_text("log: {level: loud}")
+    agent.send_signal(signal.SIGHUP)
+    until(lambda: "the settings file was refused" in node.log())
+    assert agent.poll() is None and "no session" not in node.log()
 
 
 def test_stubborn_engine_is_killed_at_the_end_of_its_grace(control, node):

@@ -77,6 +77,22 @@ def test_not_a_number_is_not_json() -> None:
     assert run("ctl", "events", "-o", "json").exit_code == 3
 
 
+@pytest.mark.parametrize(
+    ("columns", "name"), [("40", "m"), ("80", "x" * 64), ("1000", "x" * 300), ("80", "m"), ("7", "m")]
+)
+@responses.activate
+def test_nothing_is_cut_off(columns: str, name: str) -> None:
+    """CLI-02: a narrow terminal or a long name hides neither state nor reason."""
+    model = {"name": name, "state": "unplaceable", "ready": 0, "wanted": 1, "scaling": {"mode": "on-demand"}}
+    responses.get(f"{URL}/api/v1/models", json={"models": [{**model, "reason": "needs 3 more cores"}]})
+    result = CliRunner().invoke(main, ["ctl", "models"], env={"LLMGW_API": URL, "COLUMNS": columns})
+    shown = "".join(result.output.split())
+    for text in (name, "unplaceable", "0/1", "on-demand", "needs3morecores"):
+        assert text in shown
+    assert max(map(len, result.output.splitlines())) <= int(columns)
+    assert ("MODEL" in result.output.splitlines()[0]) == (columns == "1000" or (columns, name) == ("80", "m"))
+
+
 @pytest.fixture(scope="module")
 def server():
     class Handler(BaseHTTPRequestHandler):

@@ -87,6 +87,7 @@ def test_request_head():
         (b'data: {"error":{"message":"x"}}\n\n\r\n0\r\n\r\n', True),
         (b"error: {}\n\n\r\n0\r\n\r\n", True),
         (b'data: {"choices":[]}\n\n\r\n0\r\n\r\n', False),
+        (b'data: {"content":"it says error: no, then [DONE], \\"error\\": 1"}\n\n\r\n0\r\n\r\n', False),
         (b"", False),
     ],
 )

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from llmgw.runtime.files import note_holder, open_regular, private_directory
-from llmgw.runtime.settings import SettingsError, read_secret, read_yaml
+from llmgw.runtime.settings import Fault, SettingsError, read_secret, read_yaml
 
 
 def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
@@ -61,3 +61,9 @@ def test_a_full_disk_does_not_keep_a_lock_from_being_taken(tmp_path: Path) -> No
     note_holder(descriptor)
     os.close(descriptor)
     assert (tmp_path / "lock").read_text() == f"{os.getpid()}\n"
+
+
+def test_faults_do_not_steer_the_terminal() -> None:
+    """CLI-04: a catalog that somebody sent is checked on somebody's terminal."""
+    shown = str(SettingsError("file", [Fault("models.\x1b[31m\u202ex", "is\nnot \u009b31m")]))
+    assert shown == "file: 1 fault\n  models.\\x1b[31m\\u202ex: is\\nnot \\x9b31m"

@@ -5,22 +5,27 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import gevent
 import pytest
 import requests
+from gevent import socket
 from gevent.event import Event
 
 from controlplane.api.base import Figure
 from controlplane.events import Decision, FrameReceived
 from controlplane.inbox import PER_SESSION, Inbox
 from controlplane.journal import Journal
+from controlplane.listeners.http import HttpListener
 from controlplane.listeners.registration import fault
 from controlplane.store.port import StoreUnavailable
 from controlplane.store.sqlite import SqliteStore
 from llmgw.runtime.clock import SystemClock
 from llmgw.runtime.daemon import reload_when
+from llmgw.runtime.logs import Logger
+from llmgw.runtime.settings import Address
 from llmgw.wire.messages import CommandResult, Device, EngineInstall, Inventory, Register
 from tests.fakes.controlplane import ControlPlane, until
 
@@ -201,3 +206,23 @@ def test_a_pipe_as_catalog_holds_nothing_up(tmp_path: Path) -> None:
     until(lambda: "the catalog was not reloaded" in control_plane.log(), "the refusal in the log")
     assert control_plane.get("catalog")["models"] == ["sim-huge", "sim-off", "sim-small"]
     assert control_plane.stop() == 0
+
+
+def test_a_head_that_drips(monkeypatch: pytest.MonkeyPatch) -> None:
+    """API-04: a byte now and then does not hold a connection for ever."""
+    monkeypatch.setattr("controlplane.listeners.http.HEAD", 0.2)
+    monkeypatch.setattr("controlplane.listeners.http.IDLE", 0.2)
+    listener = HttpListener(Address("127.0.0.1", 0), lambda *_: [b""], Logger("test"), max_body=10).start()
+    try:
+        for first in (b"GET / HTTP/1.1\r\n", b"G"):
+            sock = socket.create_connection(listener.address)
+            sock.sendall(first)
+            began = time.monotonic()
+            with gevent.Timeout(5), suppress(OSError):
+                while True:
+                    sock.sendall(b"x")
+                    gevent.sleep(0.05)
+            assert 0.1 < time.monotonic() - began < 2
+            sock.close()
+    finally:
+        listener.stop(0.1)

@@ -1,0 +1,199 @@
+"""What happens to nodes while models run on them: a control plane that comes back, a second node,
+cordons, another address, ports taken by strangers (REC-24, REC-25, PLC-03, PLC-13)."""
+
+import secrets
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from llmgw.demo.processes import end, marked
+from tests.harness import Cluster, until
+from tests.harness.cluster import MARK, NODE, private
+from tests.harness.models import sim_model
+from tests.harness.process import Process
+from tests.harness.streams import OpenStream
+
+OTHER = "node-b"
+PATIENT = {"settling": {"steady": "20s", "limit": "30s"}}
+"""Settling that outlasts a node which is away for the time of a test."""
+
+Make = Callable[..., Cluster]
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Make]:
+    """Installations with the simulated engine only."""
+    with ExitStack() as stack:
+        yield lambda catalog, **options: stack.enter_context(Cluster(tmp_path, catalog, **options))
+
+
+class SecondNode:
+    """Another agent of an installation, which it is enrolled in before the control plane starts."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.state = cluster.folder / "agent-b"
+        token = "at-" + secrets.token_hex(24)
+        tokens = yaml.safe_load((cluster.folder / "fleet-tokens.yaml").read_text())
+        tokens["nodes"][OTHER] = token
+        private(cluster.folder / "fleet-tokens.yaml", yaml.safe_dump(tokens))
+        private(cluster.folder / "agent-b.token", token)
+        settings = yaml.safe_load(cluster.settings("agent").read_text())
+        first, last = cluster.engine_ports
+        middle = (first + last) // 2
+        cluster.settings("agent").write_text(yaml.safe_dump({**settings, "engine_ports": f"{first}-{middle}"}))
+        settings |= {"node_id": OTHER, "state_dir": str(self.state), "engine_ports": f"{middle + 1}-{last}"}
+        settings["token_file"] = str(cluster.folder / "agent-b.token")
+        cluster.settings("agent-b").write_text(yaml.safe_dump(settings))
+
+    def start(self) -> Process:
+        """Start it; does not wait."""
+        command = [*self.cluster.agent.command[:-1], str(self.cluster.settings("agent-b"))]
+        log = self.cluster.folder / "agent-b.log"
+        return Process("agent-b", command, log, {MARK: str(self.cluster.folder)})
+
+    def pids(self) -> set[int]:
+        """Its engines."""
+        return {engine.pid for engine in marked("LLMGW_AGENT_STATE", str(self.state))}
+
+
+@contextmanager
+def second_node(cluster: Cluster) -> Iterator[SecondNode]:
+    """A second node whose processes end with the block."""
+    node = SecondNode(cluster)
+    try:
+        yield node
+    finally:
+        end(lambda: [one for one in marked(MARK, str(cluster.folder)) if "agent-b.yaml" in one.command], 5.0)
+        assert not end(lambda: marked("LLMGW_AGENT_STATE", str(node.state)), 0.5)
+
+
+def connected(cluster: Cluster, node: str) -> bool:
+    """Whether a node is in session."""
+    return bool(cluster.api(f"nodes/{node}")["status"] == "connected")
+
+
+def test_a_returned_control_plane_waits_for_the_node_that_has_the_engine(cluster: Make) -> None:
+    """Case 17, REC-24, REC-25: one node is back at once, the other, whose engine serves, is late. No second
+    engine is started meanwhile, no new request fails, and the first one is adopted.
+
+    Without settling the model would be placed on the node that is there; without routers that keep what they
+    know while it lasts, requests would fail.
+    """
+    c = cluster({"simulated": sim_model("--loop", "--decode-rate", "40", "--context", "100000")}, controlplane=PATIENT)
+    with second_node(c) as other:
+        c.start()
+        agents = {NODE: c.agent, OTHER: other.start()}
+        key = c.serve("simulated")
+        until(lambda: connected(c, OTHER), 10, "the second node is there")
+        client = c.client(key)
+        replica = c.replica("simulated")
+        (home,) = {shard["node"] for shard in replica["shards"]}
+        pids = c.engine_pids() | other.pids()
+        stream = OpenStream(client, "simulated", max_tokens=90_000)
+        stream.goes_on()
+
+        agents[home].signal(signal.SIGSTOP)
+        c.controlplane.kill()
+        assert c.answers(client, "simulated")
+        c.controlplane.restart()
+        away = next(node for node in agents if node != home)
+        until(lambda: c.admin_up() and connected(c, away), 15, "the node without the engine is back")
+        assert c.api("status")["settling"]["active"]
+        begin = c.api("status")["uptime_seconds"]
+        while c.api("status")["uptime_seconds"] < begin + 1.2:  # some passes of the loop
+            assert c.answers(client, "simulated")
+        assert c.engine_pids() | other.pids() == pids
+        agents[home].signal(signal.SIGCONT)
+        until(lambda: c.replica("simulated")["id"] == replica["id"], 15, "it is known again")
+        until(lambda: not c.api("status")["settling"]["active"], 10, "settled")
+        stream.goes_on()
+        assert c.answers(client, "simulated")
+        assert c.engine_pids() | other.pids() == pids
+        stream.close()
+
+
+def test_a_cordon_outlives_its_node_and_its_control_plane(cluster: Make) -> None:
+    """Case 22, PLC-03: nothing but a person ends it: not a registration, not a restart of either side.
+    What runs goes on."""
+    c = cluster({"first": sim_model()}).start()
+    c.serve("first")
+    before = c.engine_pids()
+    c.llmgw("ctl", "cordon", NODE, "--reason", "new disks")
+    c.agent.kill()
+    c.agent.restart()
+    until(lambda: c.replica("first")["shards"][0]["adopted"], 15, "the agent is back")
+    assert c.api(f"nodes/{NODE}")["cordon"]["reason"] == "new disks"
+    c.controlplane.kill()
+    c.set_catalog({"first": sim_model(), "second": sim_model()})
+    c.controlplane.restart()
+    until(lambda: c.admin_up() and c.node_in_session(), 15, "the control plane is back")
+    assert c.api(f"nodes/{NODE}")["cordon"]["reason"] == "new disks"
+
+    def refused() -> bool:
+        explained = c.api("models/second/explain")
+        return "node_cordoned" in {r["code"] for one in explained["candidates"] for r in one["reasons"]}
+
+    until(refused, 10, "explain names the cordon")
+    assert c.engine_pids() == before
+    c.llmgw("ctl", "uncordon", NODE)
+    until(lambda: c.replica("second"), 15, "placed once the cordon is gone")
+
+
+def test_a_node_at_another_address_keeps_its_replicas(cluster: Make) -> None:
+    """Case 30: a node is who it says by its credential, wherever it is. Its engine goes on serving where it
+    listens."""
+    c = cluster({"simulated": sim_model()}).start()
+    client = c.client(c.serve("simulated"))
+    before, replica = c.engine_pids(), c.replica("simulated")
+    c.agent.stop()
+    settings = yaml.safe_load(c.settings("agent").read_text())
+    c.settings("agent").write_text(yaml.safe_dump({**settings, "address": "127.0.0.2"}))
+    c.agent.restart()
+    until(lambda: c.api(f"nodes/{NODE}")["address"] == "127.0.0.2", 20, "the new address")
+    until(lambda: c.replica("simulated")["shards"][0]["adopted"], 10, "adopted")
+    begin = c.api("status")["uptime_seconds"]
+    while c.api("status")["uptime_seconds"] < begin + 1.2:
+        assert c.answers(client, "simulated")
+    assert c.engine_pids() == before
+    assert c.replica("simulated")["id"] == replica["id"]
+
+
+def test_ports_that_strangers_hold_are_passed_over(cluster: Make) -> None:
+    """Case 18, PLC-13: a listener, and an outgoing connection, on the ports an engine would get; it starts on
+    another one, and the strangers are left alone."""
+    c = cluster({})
+    with ExitStack() as stack:
+        outgoing, held, listener = strangers(c, stack)
+        c.set_catalog({"simulated": sim_model()})
+        c.start()
+        c.serve("simulated", seconds=15)
+        (shard,) = c.replica("simulated")["shards"]
+        assert shard["port"] not in held
+        accepted, _ = listener.accept()
+        with accepted:
+            outgoing.sendall(b"still here")
+            assert accepted.recv(16) == b"still here"
+
+
+def strangers(cluster: Cluster, stack: ExitStack) -> tuple[socket.socket, list[int], socket.socket]:
+    """Hold the lowest engine ports: by listeners, and the highest of them by an outgoing connection to the
+    first one. Returns that connection, the ports, and the first listener."""
+    first, last = cluster.engine_ports
+    listeners = [stack.enter_context(socket.create_server(("127.0.0.1", first)))]
+    for port in range(first + 1, last):
+        outgoing = stack.enter_context(socket.socket())
+        try:
+            outgoing.bind(("127.0.0.1", port))  # not where a connection of another test is in TIME_WAIT
+        except OSError:
+            listeners.append(stack.enter_context(socket.create_server(("127.0.0.1", port))))
+            continue
+        outgoing.connect(("127.0.0.1", first))
+        return outgoing, list(range(first, port + 1)), listeners[0]
+    raise AssertionError("no engine port is free")
