@@ -47,7 +47,7 @@ from bench.tools import (  # noqa: E402
 from llmgw.wire.routing import Endpoint, RoutedKey, RoutedModel, RouteTable  # noqa: E402
 from tests.fakes.route_server import RouteServer  # noqa: E402
 
-PEERS = {"vllm-router": "vllm-router==0.1.17", "litellm": "litellm[proxy]==1.110.2"}
+PEERS = {"vllm-router": "vllm-router==0.1.17", "litellm": "litellm[proxy]==1.106.12"}
 MOCK = "uvloop httptools"
 CONNECTIONS = 32
 PACED_STREAMS = 150

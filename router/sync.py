@@ -7,6 +7,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 import gevent
+from gevent.event import Event
 from gevent.hub import get_hub
 
 from llmgw.runtime.files import write_atomic
@@ -43,7 +44,8 @@ class Backoff:
 
 
 class Sync:
-    """Polls the control plane and hands each new table to ``use``."""
+    """Polls the control plane and hands each new table to ``use``. ``asked`` is set once
+    the first poll was answered, or failed."""
 
     def __init__(self, control: Control, file: Path, use: Callable[[RouteTable], None]) -> None:
         self._control = control
@@ -52,6 +54,7 @@ class Sync:
         self._table: RouteTable | None = None
         self._backoff = Backoff(random.Random())  # noqa: S311 - spreads load
         self.failing = False
+        self.asked = Event()
 
     def restore(self) -> None:
         """Use the table on disk, if there is one. A damaged one is ignored and logged."""
@@ -84,6 +87,7 @@ class Sync:
                 if not self.failing:
                     log.warning("no route table", why=error)
                 self.failing = True
+                self.asked.set()
                 gevent.sleep(self._backoff.next())
                 continue
             if self.failing:
@@ -93,6 +97,7 @@ class Sync:
             if fresh is not None:
                 asked = fresh.generation
                 self._take(fresh)
+            self.asked.set()
 
     def _take(self, fresh: RouteTable) -> None:
         table = settle(self._table, fresh)

@@ -15,6 +15,7 @@ from gevent.pool import Pool
 from gevent.server import StreamServer
 from gunicorn.workers.ggevent import GeventWorker
 
+from llmgw.runtime.daemon import log_uncaught
 from llmgw.runtime.logs import Logger
 from llmgw.runtime.stall import StallDetector
 from router.control import Control
@@ -28,6 +29,9 @@ log = Logger("router.worker")
 BEAT_SECONDS = 0.25
 """How often a worker tells the master that it lives, and looks whether it shall end."""
 
+FIRST_TABLE_SECONDS = 2.0
+"""How long a worker that starts waits for the control plane's first answer, at most."""
+
 
 class RouterWorker(GeventWorker):  # type: ignore[misc]
     """Serves connections with ``router.service.Service``."""
@@ -35,6 +39,7 @@ class RouterWorker(GeventWorker):  # type: ignore[misc]
     def run(self) -> None:
         """Serve until told to stop, then drain: idle connections end at once, running
         answers within ``timeouts.drain``."""
+        log_uncaught()
         settings = self.app.settings
         control = Control(settings["control_plane"], settings["router_id"], self.app.token)
         self.service = service = Service(settings)
@@ -43,6 +48,9 @@ class RouterWorker(GeventWorker):  # type: ignore[misc]
         self.stall = StallDetector(interval=0.05).start()
         # A worker that no longer hears of changes must not go on as if there were none.
         gevent.spawn(sync.run).link(self._end)
+        # Not before the control plane was asked: a sibling that serves must not make up
+        # for a worker that would refuse everybody.
+        sync.asked.wait(FIRST_TABLE_SECONDS)
         gevent.spawn(Reporter(control).run, lambda: service.routes).link(self._end)
         # What exists now stays: collections need not look at it again.
         gc.collect()

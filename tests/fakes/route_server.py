@@ -1,6 +1,7 @@
 """A control plane as routers see it: a route table by long poll, and reports taken."""
 
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -11,12 +12,15 @@ from llmgw.wire.routing import REPORT_PATH, ROUTER_ID_HEADER, TABLE_PATH, Report
 
 
 class RouteServer:
-    """Serves ``table``; replace it with ``publish``. ``reports`` are those that came."""
+    """Serves ``table``; replace it with ``publish``. ``reports`` are those that came.
+    Answers to polls take ``delay`` seconds longer."""
 
     def __init__(self, table: RouteTable, token: str, router_id: str = "r1") -> None:
         self.table = table
         self.reports: list[Report] = []
+        self.garbage: list[bytes] = []
         self.polls = 0
+        self.delay = 0.0
         self._changed = threading.Condition()
         outer = self
 
@@ -47,8 +51,15 @@ class RouteServer:
                 known = query.get("generation", [""])[0]
                 with outer._changed:
                     outer.polls += 1
-                    outer._changed.wait_for(lambda: outer.table.generation != known, min(float(query["wait"][0]), 2.0))
+                    outer._changed.wait_for(
+                        lambda: outer.garbage or outer.table.generation != known, min(float(query["wait"][0]), 2.0)
+                    )
+                    garbage = outer.garbage.pop(0) if outer.garbage else None
                     table = outer.table
+                if garbage is not None:
+                    self._send(200, garbage)
+                    return
+                time.sleep(outer.delay)
                 if table.generation == known:
                     self._send(304)
                 else:

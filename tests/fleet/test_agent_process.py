@@ -493,6 +493,61 @@ def test_a_reused_pid_is_not_adopted(control, node):
         stranger.wait()
 
 
+def test_a_reboot_is_told_apart_from_a_restart(control, node):
+    """AGT-07, case 16: after a reboot another process may have the recorded pid and start time; it is neither
+    adopted nor signalled, and the exit says what happened. Without the boot id it would pass for the engine."""
+    agent = node.agent()
+    peer, _, _ = ready_session(control)
+    spec = node.spec()
+    bring_up(peer, spec)
+    agent.kill()
+    agent.wait()
+    for pid in node.engines():
+        os.kill(pid, signal.SIGKILL)
+    until(lambda: node.engines() == [])
+    stranger = subprocess.Popen(["/bin/sleep", "60"], start_new_session=True)
+    try:
+        (file,) = node.state.glob("shards/*.json")
+        record = json.loads(file.read_text())
+        record |= {"pid": stranger.pid, "started": proc.read_stat(stranger.pid).started, "boot_id": "before-the-reboot"}
+        file.write_text(json.dumps(record))
+        node.agent()
+        peer, hello, register = control.session()
+        assert hello.boot_id == proc.boot_id()
+        assert register.shards == ()
+        (exit,) = register.exits
+        assert (exit.key, exit.code, exit.message) == (spec.key, "exited", "the node was restarted")
+        peer.send(stop(spec))
+        assert peer.take(ShardExited).exit.key == spec.key
+        assert stranger.poll() is None
+    finally:
+        stranger.kill()
+        stranger.wait()
+
+
+def test_an_engine_that_answers_nothing_is_not_dead(control, node):
+    """AGT-08, case 28: an engine too busy to answer is left alone once it was ready, also by an agent that has
+    just started: it lives. A probe that judged it would end it, or make it start anew."""
+    agent = node.agent()
+    peer, _, _ = ready_session(control)
+    spec = node.spec()
+    pid = bring_up(peer, spec).pid
+    (file,) = node.state.glob("shards/*.json")
+    until(lambda: json.loads(file.read_text()).get("state") == "ready")
+    os.kill(pid, signal.SIGSTOP)
+    agent.kill()
+    agent.wait()
+    node.agent()
+    peer, _, register = control.session()
+    assert [(s.pid, s.state, s.adopted) for s in register.shards] == [(pid, "ready", True)]
+    seen = peer.heartbeats.get(timeout=10).sequence
+    until(lambda: peer.heartbeats.get(timeout=10).sequence > seen + 10)
+    assert not [message for message in peer.inbox.queue if isinstance(message, (ShardExited, ShardChanged))]
+    os.kill(pid, signal.SIGCONT)
+    assert urllib.request.urlopen(f"http://127.0.0.1:{spec.port}/health", timeout=5).status == 200
+    assert node.engines() == [pid]
+
+
 def test_commands_are_deduplicated_after_kill_9(control, node):
     """AGT-04: on disk, by id; and an older epoch is refused by the next agent too."""
     agent = node.agent()

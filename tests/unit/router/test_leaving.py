@@ -1,8 +1,14 @@
 """Endpoints that left the table while requests run on them (REC-06, RTR-03)."""
 
+import threading
+from pathlib import Path
+
 from llmgw.wire.routing import Endpoint, RoutedModel, RouteTable
 from router.report import build as report
 from router.table import Routes, build
+from tests.fakes import upstream as fake
+from tests.fakes.upstream import Exchange, FakeUpstream
+from tests.unit.router.process import Router, endpoint, table_of, until
 
 
 def table(*ids: str) -> RouteTable:
@@ -46,3 +52,36 @@ def test_idle_endpoint_that_leaves_is_forgotten() -> None:
     routes = build(table(), build(table("a")))
     assert routes.leaving == ()
     assert reported(routes) == {}
+
+
+def test_a_retry_goes_to_no_endpoint_that_left_meanwhile(tmp_path: Path) -> None:
+    """RTR-08, RTR-03: the table changed between the attempts. A replica that is being drained would get a new
+    request, and be cut off with it."""
+    first, second = FakeUpstream(), FakeUpstream()
+    names = {first: "a", second: "b"}
+    asked: list[FakeUpstream] = []
+    release = threading.Event()
+
+    def fail_later(exchange: Exchange) -> None:
+        asked.append(exchange.upstream)
+        release.wait(10)
+        exchange.send(fake.json_answer(503, {"error": {"message": "busy"}}))
+
+    def publish_only(one: FakeUpstream) -> RouteTable:
+        return table_of(RoutedModel(name="m", state="ready", endpoints=(endpoint(one, names[one]),)), generation="g2")
+
+    both = RoutedModel(name="m", state="ready", endpoints=tuple(endpoint(one, name) for one, name in names.items()))
+    for one in names:
+        one.script.append(fail_later)
+    with Router(tmp_path, table_of(both)) as router, router.connect() as client:
+        client.post('{"model":"m","messages":[]}')
+        until(lambda: asked, 5, "the first attempt")
+        assert router.control is not None
+        router.control.publish(publish_only(asked[0]))
+        until(lambda: "generation=g2" in router.log.read_text(), 5, "the new table")
+        release.set()
+        assert client.answer().code == "overloaded"
+        assert len(asked) == 1
+        assert sum(len(one.received) for one in names) == 1
+    for one in names:
+        one.stop()

@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from llmgw.wire.routing import RoutedModel, decode_table
+from router.settings import TABLE_FILE
 from tests.fakes import upstream as fake
 from tests.fakes.upstream import FakeUpstream
 from tests.unit.router.process import KEY, ROOT, TOKEN, Client, Router, endpoint, table_of, until
@@ -187,6 +188,17 @@ def test_without_any_table(tmp_path):
             answer = client.answer()
             assert (answer.status, answer.code) == (503, "no_route_table")
             assert int(answer.headers["retry-after"]) > 0
+
+
+def test_a_worker_serves_only_once_it_has_asked(tmp_path, upstream):
+    """RTR-15: after the start every connection meets a worker with a table. A worker that
+    accepted before its first poll was answered would refuse its share with 503."""
+    with Router(tmp_path, table(upstream), workers=2) as router:
+        assert router.stop() == 0
+        (tmp_path / "state" / TABLE_FILE).unlink()
+        router.control.delay = 0.3
+        router.start(wait=False)
+        assert {router.get("/readyz").status for _ in range(20)} == {200}
 
 
 def test_a_settling_control_plane_unroutes_nothing(tmp_path, upstream):
