@@ -3,6 +3,8 @@
 import http.client
 from typing import NamedTuple
 
+import gevent
+
 from llmgw.runtime.settings import Address
 from llmgw.wire.routing import (
     MAX_TABLE,
@@ -61,10 +63,12 @@ class Control(NamedTuple):
         if body:
             headers["Content-Type"] = "application/json"
         try:
-            connection.request(method, path, body or None, headers)
-            answer = connection.getresponse()
-            data = answer.read(limit + 1)
-        except (OSError, http.client.HTTPException) as error:
+            # The connection's own bound is on each read: one byte at a time would last for ever.
+            with gevent.Timeout(seconds, TimeoutError("its answer took too long")):
+                connection.request(method, path, body or None, headers)
+                answer = connection.getresponse()
+                data = answer.read(limit + 1)
+        except (OSError, ValueError, http.client.HTTPException) as error:
             raise ControlError(f"the control plane at {self.address} does not answer: {error!r}") from error
         finally:
             connection.close()

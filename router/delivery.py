@@ -100,7 +100,9 @@ class Delivery:
                 return self._pass_whole(body, content)
             reusable = body.clean
         headers = answer.headers
-        if not content and answer.status >= 400:
+        if not content and answer.status < 400:
+            raise UpstreamError("the engine's answer is empty")
+        if not content:
             # An SDK retries at once when it finds neither body nor Retry-After.
             code = "rate_limit_exceeded" if answer.status == 429 else "upstream_error"
             said = f"The engine answered {answer.status} without saying why."

@@ -22,6 +22,8 @@ log = Logger("router.http1")
 MAX_PIPELINED = 65536
 LINGER_SECONDS = 2.0
 LINGER_BYTES = 64 * 1024 * 1024
+MAX_DISCARDED = 65536
+"""A body nobody wants is read and thrown away up to this size, to keep the connection."""
 MAX_TARGET = 8192
 
 _SINGLE = frozenset(
@@ -297,6 +299,26 @@ class ClientLink(Link):
             parts.append(data)
             missing -= len(data)
         return b"".join(parts)
+
+    def discard(self, request: Request) -> bool:
+        """Throw away a body that nobody wants. Returns whether the connection can go on:
+        not if the body is long, unsure to come, or slow. Raises ``ClientGone``, ``OSError``."""
+        length = request.length
+        if length is None or length > MAX_DISCARDED or (request.expects and length):
+            return False
+        until = monotonic() + LINGER_SECONDS
+        buffer = self.buffer
+        while len(buffer) < length:
+            try:
+                data = self.receive(until)
+            except Expired:
+                return False
+            if not data:
+                raise ClientGone
+            buffer += data
+        self.buffer = buffer[length:]
+        request.read = True
+        return True
 
     def check_length(self, request: Request) -> None:
         """Refuse a body that announces itself as too large, before any of it is read."""

@@ -7,6 +7,7 @@ patches each worker as the first thing it does after the fork, before any socket
 import argparse
 import logging
 import math
+import resource
 import signal
 import sys
 from pathlib import Path
@@ -18,7 +19,7 @@ from gunicorn.glogging import Logger as GunicornLogger
 
 from llmgw.runtime import logs
 from llmgw.runtime.daemon import run as run_part
-from llmgw.runtime.settings import Address, SettingsError, read_secret
+from llmgw.runtime.settings import Address, Fault, Loaded, SettingsError, read_secret
 from router.settings import load
 
 log = logs.Logger("router.main")
@@ -81,14 +82,26 @@ class RouterApplication(BaseApplication):  # type: ignore[misc]
 
     def __init__(self, config: Path | None) -> None:
         self._config = config
-        self.take_settings()
+        self._use(*self._read())
         super().__init__()
 
+    def _read(self) -> tuple[Loaded, str]:
+        settings = load(self._config)
+        return settings, read_secret(settings["token_file"])
+
+    def _use(self, settings: Loaded, token: str) -> None:
+        self.settings = settings
+        self.token = token
+        logs.configure(settings["log.level"], settings["log.format"])
+
     def take_settings(self) -> None:
-        """Read and validate the settings. Raises ``SettingsError``."""
-        self.settings = load(self._config)
-        self.token = read_secret(self.settings["token_file"])
-        logs.configure(self.settings["log.level"], self.settings["log.format"])
+        """Read the settings again. Raises ``SettingsError``; those in use stay then."""
+        settings, token = self._read()
+        if settings["listen"] != self.settings["listen"]:
+            # gunicorn closes the old listener first, and ends if it cannot open the new one.
+            why = f"cannot change from {self.settings['listen']} while the router runs: restart it"
+            raise SettingsError(str(self._config or "router settings"), [Fault("listen", why)])
+        self._use(settings, token)
 
     def load_config(self) -> None:
         """Settings of gunicorn, none of which come from files or variables of its own."""
@@ -134,6 +147,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="llmgw router", description="The OpenAI-compatible endpoint of a fleet.")
     parser.add_argument("--config", type=Path, metavar="FILE", help="settings (YAML)")
     options = parser.parse_args(arguments)
+    # Every connection is an open file, and the usual soft limit is 1024.
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     RouterApplication(options.config).run()
     return 0
 

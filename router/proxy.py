@@ -5,6 +5,7 @@ another.
 """
 
 import random
+from collections.abc import Callable
 from time import monotonic
 from typing import NamedTuple
 
@@ -46,13 +47,22 @@ class Failure(NamedTuple):
 
 
 class Proxy:
-    """Sends requests to engines and their answers to clients."""
+    """Sends requests to engines and their answers to clients. ``current`` finds a model's
+    route in the table as it is now."""
 
-    def __init__(self, reactor: Reactor, pools: Pools, times: Times, rng: random.Random) -> None:
+    def __init__(
+        self,
+        reactor: Reactor,
+        pools: Pools,
+        times: Times,
+        rng: random.Random,
+        current: Callable[[str], Route | None],
+    ) -> None:
         self._reactor = reactor
         self._pools = pools
         self._times = times
         self._rng = rng
+        self._current = current
 
     def serve(self, client: ClientLink, request: Request, route: Route, asked: Asked, body: bytes) -> bool:
         """Answer ``request`` from an endpoint of ``route``.
@@ -64,6 +74,13 @@ class Proxy:
         excluded: tuple[Live, ...] = ()
         failure = None
         for _ in range(ATTEMPTS):
+            if failure is not None:
+                # The first attempt took its time: an endpoint that left the table meanwhile
+                # is not reported, so the control plane would stop it under the request.
+                now_routed = self._current(asked.model)
+                if now_routed is None:
+                    break
+                route = now_routed
             now = monotonic()
             live = pick(route.endpoints, self._rng, now, excluded)
             if live is None:
@@ -153,7 +170,7 @@ class Proxy:
         except Expired as error:
             raise UpstreamError("the engine was silent for too long", timeout=True) from error
         except OSError:
-            return b""
+            return link.early()
 
 
 def _refusal(answer: Answer) -> Failure | None:

@@ -33,7 +33,7 @@ class Reporter:
             current = routes()
             if current is None:
                 continue
-            lives = list(current.live.values())
+            lives = [*current.live.values(), *current.leaving]
             failures = {live.endpoint.id: live.failures for live in lives}
             self._sequence += 1
             try:

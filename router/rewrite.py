@@ -8,8 +8,17 @@ import re
 
 import msgspec
 
-_MARK = re.compile(rb'["{}\[\]]')
-_COLON = re.compile(rb"[ \t\n\r]*:[ \t\n\r]*")
+MAX_MODELS = 4
+"""Most times a body may give ``model``."""
+
+MAX_PLACES = 10000
+"""Most places anywhere in a body that are looked at for that."""
+
+_MODEL = re.compile(
+    rb'"(?:m|\\u006[dD])(?:o|\\u006[fF])(?:d|\\u0064)(?:e|\\u0065)(?:l|\\u006[cC])"[ \t\n\r]*:[ \t\n\r]*'
+    rb'("[^"\\]*+(?:\\.[^"\\]*+)*+")',
+    re.DOTALL,
+)
 _encode = msgspec.json.Encoder().encode
 
 
@@ -57,7 +66,7 @@ def splice(body: bytes, model: str) -> bytes:
     """``body`` with the top-level ``model`` replaced; every other byte stays.
 
     ``body`` must have passed ``read``. If the key is given twice each is replaced, since
-    readers differ in which one they take.
+    readers differ in which one they take. Raises ``BodyFault`` if it is given too often.
     """
     value = _encode(model)
     parts: list[bytes] = []
@@ -70,41 +79,40 @@ def splice(body: bytes, model: str) -> bytes:
 
 
 def model_spans(body: bytes) -> list[tuple[int, int]]:
-    """Start and end of each value of a top-level ``model`` (quotes included)."""
-    spans: list[tuple[int, int]] = []
-    depth = 0
-    at = 0
-    while (mark := _MARK.search(body, at)) is not None:
-        at = mark.end()
-        token = mark[0]
-        if token in b"{[":
-            depth += 1
-        elif token in b"}]":
-            depth -= 1
-        else:
-            end = _string_end(body, at)
-            if depth == 1 and _is_model(body[at : end - 1]) and (colon := _COLON.match(body, end)):
-                start = colon.end()
-                end = _string_end(body, start + 1)
-                spans.append((start, end))
-            at = end
-    return spans
+    """Start and end of each value of a top-level ``model`` (quotes included).
+
+    All work is done by the pattern and the decoder: token by token, a large body would
+    keep the event loop for seconds. Raises ``BodyFault`` if there are too many.
+    """
+    places = list(_MODEL.finditer(body))
+    if len(places) > 1:
+        places = _top_level(body, places)
+    return [place.span(1) for place in places]
 
 
-def _string_end(body: bytes, start: int) -> int:
-    """Index after the quote that ends the string whose content begins at ``start``."""
-    at = start
-    while True:
-        quote = body.index(b'"', at)
-        back = quote
-        while back > start and body[back - 1] == 0x5C:
-            back -= 1
-        if (quote - back) % 2 == 0:
-            return quote + 1
-        at = quote + 1
+def _top_level(body: bytes, places: list[re.Match[bytes]]) -> list[re.Match[bytes]]:
+    """Those of ``places`` that are not nested.
 
-
-def _is_model(key: bytes) -> bool:
-    if b"\\" not in key:
-        return key == b"model"
-    return bool(msgspec.json.decode(b'"%b"' % key, type=str) == "model")
+    The decoder knows: give each place a value of its own and see which one it takes, which
+    is the last one at top level; take that one's name away, and look for the one before.
+    """
+    if len(places) > MAX_PLACES:
+        raise BodyFault("invalid_request", "The body says `model` in too many places.")
+    found: list[re.Match[bytes]] = []
+    while places:
+        parts: list[bytes] = []
+        done = 0
+        for number, place in enumerate(places):
+            parts += (body[done : place.start(1)], b'"%d"' % number)
+            done = place.end(1)
+        parts.append(body[done:])
+        taken = _decode(b"".join(parts)).model
+        if not taken:
+            break
+        if len(found) == MAX_MODELS:
+            raise BodyFault("invalid_request", f"The body gives `model` more than {MAX_MODELS} times.", "model")
+        place = places[int(taken)]
+        found.append(place)
+        body = body[: place.start()] + b'"":' + body[place.start(1) :]
+        places = places[: int(taken)]
+    return found[::-1]

@@ -6,6 +6,7 @@ import os
 import random
 import re
 from itertools import count
+from operator import attrgetter
 from typing import Any
 
 from gevent import getcurrent
@@ -17,7 +18,7 @@ from router.delivery import Times
 from router.errors import STATE_CODES, Refused
 from router.http1 import ClientGone, ClientLink, Limits, Request, unquote
 from router.keys import bearer
-from router.link import Expired, Reactor
+from router.link import NEVER, Expired, Reactor
 from router.proxy import Proxy
 from router.upstream import Pools
 
@@ -34,8 +35,6 @@ MODELS = b"/v1/models"
 _GET = b"GET, HEAD, OPTIONS"
 _POST = b"POST, OPTIONS"
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
-_DISCARD = 65536
-"""A body up to this size is read and thrown away to keep the connection."""
 
 
 class Service:
@@ -58,7 +57,9 @@ class Service:
             between=settings["timeouts.between_bytes"],
             buffered=settings["limits.buffered_answer"],
         )
-        self._proxy = Proxy(self.reactor, self.pools, times, random.Random())  # noqa: S311 - spreads load
+        connections = settings["limits.connections"]
+        self._crowded: int = connections - connections // 16
+        self._proxy = Proxy(self.reactor, self.pools, times, random.Random(), self._served)  # noqa: S311 - spreads load
 
     def use(self, fresh: RouteTable) -> None:
         """Route by ``fresh`` from now on."""
@@ -82,6 +83,8 @@ class Service:
         client = ClientLink(self.reactor, sock, self.limits)
         client.ending = self.ending
         self._clients.add(client)
+        if len(self._clients) >= self._crowded:
+            self._make_room()
         try:
             while self._serve_one(client):
                 pass
@@ -90,6 +93,13 @@ class Service:
         finally:
             self._clients.discard(client)
             client.close()
+
+    def _make_room(self) -> None:
+        """End the connection that has been idle for longest: whoever opens many and asks
+        nothing must not keep everybody else out."""
+        idle = [client for client in self._clients if client.idle and 0.0 < client.deadline < NEVER]
+        if idle:
+            min(idle, key=attrgetter("deadline")).deadline = 0.0
 
     def _serve_one(self, client: ClientLink) -> bool:
         """One request. Returns whether the connection goes on."""
@@ -119,9 +129,7 @@ class Service:
         keep = request is not None and request.keep and not refused.close
         read = request is not None and (request.read or request.length == 0)
         if keep and request is not None and not read:
-            keep = read = request.length is not None and request.length <= _DISCARD and not request.expects
-            if read:
-                client.read_body(request)
+            keep = read = client.discard(request)
         client.respond(request, refused.error.status, refused.headers + self.reactor.date, refused.body, keep)
         if refused.close or not read:
             client.linger()
@@ -175,10 +183,11 @@ class Service:
         return page
 
     def _show(self, client: ClientLink, request: Request, page: pages.Page) -> bool:
-        if request.length != 0:
-            client.read_body(request)
-        client.respond(request, page.status, page.headers + self.reactor.date, page.body, request.keep)
-        return request.keep
+        keep = request.keep and (request.length == 0 or client.discard(request))
+        client.respond(request, page.status, page.headers + self.reactor.date, page.body, keep)
+        if request.length != 0 and not request.read:
+            client.linger()
+        return keep
 
     def _ask(self, client: ClientLink, request: Request) -> bool:
         key = self._authenticate(request)
@@ -186,15 +195,18 @@ class Service:
         client.check_length(request)
         self._check_type(request)
         body = client.read_body(request)
+        if self.routes is not routes:  # a body can take minutes; what was revoked meanwhile is
+            key = self._authenticate(request)
+            routes = self._routes()
         try:
             asked = rewrite.read(body)
+            route = self._route(routes, key, asked.model)
+            client.owner = getcurrent()
+            if client.gone:
+                raise ClientGone
+            return self._proxy.serve(client, request, route, asked, body)
         except rewrite.BodyFault as fault:
             raise Refused(fault.code, str(fault), param=fault.param) from fault
-        route = self._route(routes, key, asked.model)
-        client.owner = getcurrent()
-        if client.gone:
-            raise ClientGone
-        return self._proxy.serve(client, request, route, asked, body)
 
     @staticmethod
     def _check_type(request: Request) -> None:
@@ -222,6 +234,11 @@ class Service:
         if self.routes is None:
             raise Refused("no_route_table", "The router has just started and knows no model yet.")
         return self.routes
+
+    def _served(self, name: str) -> table.Route | None:
+        """The route of a model as it is now, ``None`` once nobody may be sent there."""
+        route = self.routes.models.get(name) if self.routes is not None else None
+        return None if route is None or route.model.state in ("off", "stopped") else route
 
     @staticmethod
     def _route(routes: table.Routes, key: RoutedKey | None, name: str) -> table.Route:

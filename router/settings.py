@@ -1,6 +1,7 @@
 """Settings of a router. See ``docs/reference`` for the generated table."""
 
 import os
+import re
 import socket
 from pathlib import Path
 
@@ -85,6 +86,8 @@ SETTINGS = Settings(
 
 TABLE_FILE = "route-table.json"
 
+_ROUTER_ID = re.compile(r"[!-~]{1,253}")  # it is sent as a header field
+
 
 def load(file: Path | None) -> Loaded:
     """Settings from ``file``, the environment and the defaults.
@@ -93,13 +96,17 @@ def load(file: Path | None) -> Loaded:
     one of them.
     """
     settings = SETTINGS.load(file, os.environ)
+    faults = []
+    router_id: str = settings["router_id"]
+    if not _ROUTER_ID.fullmatch(router_id):
+        faults.append(Fault("router_id", f"{router_id!a} must be 1 to 253 printable ASCII characters, no blanks"))
     state_dir: Path = settings["state_dir"]
     try:
         state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not os.access(state_dir, os.W_OK | os.X_OK):
+            faults.append(Fault("state_dir", f"{state_dir} cannot be written by this user"))
     except OSError as error:
-        fault = Fault("state_dir", f"{state_dir} cannot be made: {error.strerror}")
-        raise SettingsError(str(file or "router settings"), [fault]) from error
-    if not os.access(state_dir, os.W_OK | os.X_OK):
-        fault = Fault("state_dir", f"{state_dir} cannot be written by this user")
-        raise SettingsError(str(file or "router settings"), [fault])
+        faults.append(Fault("state_dir", f"{state_dir} cannot be made: {error.strerror}"))
+    if faults:
+        raise SettingsError(str(file or "router settings"), faults)
     return settings

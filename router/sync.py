@@ -4,6 +4,7 @@ that a router starts while no control plane answers."""
 import random
 from collections.abc import Callable
 from pathlib import Path
+from time import monotonic
 from urllib.parse import quote
 
 import gevent
@@ -21,6 +22,11 @@ log = Logger("router.sync")
 WAIT_SECONDS = 25.0
 FIRST_BACKOFF = 0.25
 LONGEST_BACKOFF = 10.0
+EARLY_SECONDS = 0.2
+"""An answer without news that comes sooner than this was no long poll."""
+PAUSE_SECONDS = 0.02
+"""Between two tables: many changes at once cost one table, and a control plane that always
+has another does not keep a worker busy."""
 
 
 class Backoff:
@@ -81,6 +87,7 @@ class Sync:
         """Poll for ever."""
         asked = ""  # the first answer is a whole table, also if the one on disk is current
         while True:
+            began = monotonic()
             try:
                 fresh = self._control.table(quote(asked, safe=""), WAIT_SECONDS)
             except ControlError as error:
@@ -93,11 +100,17 @@ class Sync:
             if self.failing:
                 log.info("the control plane answers again")
             self.failing = False
-            self._backoff.reset()
+            news = fresh is not None and fresh.generation != asked
             if fresh is not None:
                 asked = fresh.generation
                 self._take(fresh)
             self.asked.set()
+            if not news and monotonic() - began < EARLY_SECONDS:
+                gevent.sleep(self._backoff.next())
+                continue
+            self._backoff.reset()
+            if news:
+                gevent.sleep(PAUSE_SECONDS)
 
     def _take(self, fresh: RouteTable) -> None:
         table = settle(self._table, fresh)

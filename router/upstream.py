@@ -6,6 +6,7 @@ is replaced once (RTR-08).
 """
 
 import _socket
+import errno
 import socket
 from time import monotonic
 from typing import Any
@@ -15,6 +16,7 @@ import httptools
 
 from llmgw.wire.routing import Endpoint
 from router.chunks import ChunkError, ChunkFollower
+from router.errors import Refused
 from router.link import READ_SIZE, Expired, Link, Reactor
 
 IDLE_SECONDS = 3.0
@@ -22,6 +24,9 @@ MAX_IDLE = 512
 MAX_HEAD = 32768
 MAX_FIELDS = 100
 MAX_INTERIM = 8
+
+_OURS = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL))
+"""Failures to connect that say nothing about the engine."""
 
 # What an engine may say to a client; everything else, hop-by-hop fields first, stays here.
 _PASSED = frozenset((b"content-type", b"content-encoding", b"content-language", b"cache-control", b"retry-after"))
@@ -40,15 +45,26 @@ class Unreachable(UpstreamError):
 
 
 class UpstreamLink(Link):
-    """A connection to an engine. ``reused`` says that it has carried an answer before."""
+    """A connection to an engine. ``reused`` says that it has carried an answer before,
+    ``broken`` that a request could not be sent to its end."""
 
-    __slots__ = ("_pool", "idle", "reused")
+    __slots__ = ("_pool", "broken", "idle", "reused")
 
     def __init__(self, reactor: Reactor, sock: _socket.socket, pool: "Pool") -> None:
         super().__init__(reactor, sock)
         self._pool = pool
+        self.broken = False
         self.idle = False
         self.reused = False
+
+    def early(self) -> bytes:
+        """What has arrived although the request could not be sent to its end: an engine
+        that refuses a request may answer and close while the body is on its way."""
+        self.broken = True
+        try:
+            return self.recv(READ_SIZE)
+        except OSError:
+            return b""
 
     def idle_readable(self) -> None:
         """In the pool: the engine closed, or sent what nobody asked for. In use: wait."""
@@ -87,7 +103,7 @@ class Pool:
 
     def give(self, link: UpstreamLink) -> None:
         """Keep a connection whose answer ended cleanly."""
-        if len(self._idle) >= MAX_IDLE:
+        if link.broken or len(self._idle) >= MAX_IDLE:
             link.close()
             return
         link.reused = True
@@ -103,12 +119,15 @@ class Pool:
         link.close()
 
     def connect(self, seconds: float) -> UpstreamLink:
-        """A new connection. Raises ``Unreachable``."""
+        """A new connection. Raises ``Unreachable``, or ``Refused`` if it is this process
+        that can have no more."""
         try:
             connected = gevent.socket.create_connection((self.host, self.port), timeout=seconds)
         except TimeoutError as error:
             raise Unreachable("the engine did not accept a connection in time", timeout=True) from error
-        except (OSError, UnicodeError) as error:
+        except (OSError, OverflowError, ValueError) as error:
+            if isinstance(error, OSError) and error.errno in _OURS:
+                raise Refused("overloaded", "The router has no connection left.") from error
             raise Unreachable("the engine does not accept connections") from error
         raw = _socket.socket(connected.family, socket.SOCK_STREAM, connected.proto, connected.detach())
         raw.setblocking(False)

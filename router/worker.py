@@ -6,6 +6,7 @@ connection is ``service``.
 
 import _socket
 import gc
+import os
 from functools import partial
 from time import monotonic
 from typing import Any
@@ -36,6 +37,8 @@ FIRST_TABLE_SECONDS = 2.0
 class RouterWorker(GeventWorker):  # type: ignore[misc]
     """Serves connections with ``router.service.Service``."""
 
+    alive: bool
+
     def run(self) -> None:
         """Serve until told to stop, then drain: idle connections end at once, running
         answers within ``timeouts.drain``."""
@@ -64,6 +67,14 @@ class RouterWorker(GeventWorker):  # type: ignore[misc]
             server.close()
         service.end()
         self._drain(servers, settings["timeouts.drain"])
+
+    def notify(self) -> None:
+        """Tell the master that this worker lives. Without a master it drains: answers end
+        whole, and nobody waits for a listener that no new master could open."""
+        self.tmp.notify()
+        if self.alive and self.ppid != os.getppid():
+            log.error("the master process is gone: this worker drains")
+            self.alive = False
 
     def _end(self, greenlet: gevent.Greenlet) -> None:
         log.error("a background task ended: this worker drains and is replaced", why=repr(greenlet.exception))

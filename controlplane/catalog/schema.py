@@ -46,7 +46,9 @@ class ProfileSchema(Schema):
     args = Words(Text(r"[^\x00]{0,4096}"), metadata=_about("More arguments of the engine."))
     env = Table(Text(r"[^\x00]{0,4096}"), metadata=_about("More environment of the engine."))
     weight = Number(above=0, metadata=_about("Share of requests against other replicas of the model."))
-    max_inflight = Number(whole=True, minimum=1, metadata=_about("Requests one replica gets at once."))
+    max_inflight = Number(
+        whole=True, minimum=1, metadata=_about("Requests each router worker gives one replica at once.")
+    )
 
 
 class ScalingSchema(Schema):

@@ -8,6 +8,7 @@ from typing import Any
 
 import openai
 import pytest
+import requests
 
 from tests.harness import Cluster, until
 from tests.harness.models import sim_model
@@ -27,6 +28,11 @@ def cluster(tmp_path: Path) -> Iterator[Make]:
 def shown(cluster: Cluster) -> list[dict[str, Any]]:
     """Every replica the control plane knows."""
     return list(cluster.api("replicas")["replicas"])
+
+
+def active(port: int) -> int:
+    """Requests that a simulated engine works on."""
+    return int(requests.get(f"http://127.0.0.1:{port}/sim/state", timeout=5).json()["active"])
 
 
 def test_a_drain_has_an_end(cluster: Make) -> None:
@@ -90,18 +96,46 @@ def test_fewer_replicas_cut_no_stream(cluster: Make) -> None:
     client = c.client(key)
     until(lambda: c.answers(client, "scaled"), 10, "the router serves it")
     before = c.engine_pids()
-    streams = [OpenStream(client, "scaled", max_tokens=50) for _ in range(2)]
+    streams = [OpenStream(client, "scaled", max_tokens=60) for _ in range(2)]
     for stream in streams:
         stream.goes_on(2)
+    assert [active(r["shards"][0]["port"]) for r in shown(c)] == [1, 1], "one replica has no stream"
     c.set_catalog({"scaled": sim_model(*ENDLESS, replicas=1)})
     c.reload()
     until(lambda: "draining" in {r["state"] for r in shown(c)}, 10, "one leaves")
+    assert all(stream.is_alive() for stream in streams), "the streams were over before the test could see the drain"
     assert c.engine_pids() == before
     for stream in streams:
         until(lambda stream=stream: not stream.is_alive(), 15, "the stream's end")  # type: ignore[misc]
         assert stream.error is None
         assert stream.finish == "length"
-        assert len([piece for piece in stream.pieces if piece]) == 50
+        assert len([piece for piece in stream.pieces if piece]) == 60
     until(lambda: len(c.engine_pids()) == 1, 15, "one engine is left")
     assert c.engine_pids() < before
     assert c.answers(client, "scaled")
+
+
+def test_a_drain_goes_on_under_a_new_control_plane(cluster: Make) -> None:
+    """Cases 17 and 19, REC-25: killed in the middle of a drain, it comes back with a catalog without the model
+    and finds an engine of it. The stream ends whole, nothing new gets there, and then the engine is stopped."""
+    c = cluster(
+        {"going": sim_model(*ENDLESS), "staying": sim_model()}, controlplane={"drain": {"grace": "30s"}}
+    ).start()
+    client = c.client(c.serve("going", "staying"))
+    going, staying = c.engine_pid("going"), c.engine_pid("staying")
+    stream = OpenStream(client, "going", max_tokens=110)
+    stream.goes_on(2)
+    c.set_catalog({"staying": sim_model()})
+    c.reload()
+    until(lambda: "draining" in {r["state"] for r in shown(c)}, 10, "the drain begins")
+    c.controlplane.kill()
+    c.controlplane.restart()
+    until(lambda: c.admin_up() and not c.api("status")["settling"]["active"], 15, "settled")
+    assert stream.is_alive(), "the stream was over before the test could see the return"
+    assert c.engine_pids() == {going, staying}
+    with pytest.raises(openai.NotFoundError):
+        client.completions.create(model="going", prompt="x", max_tokens=1)
+    until(lambda: not stream.is_alive(), 15, "the stream's end")
+    assert (stream.error, stream.finish) == (None, "length")
+    until(lambda: c.engine_pids() == {staying}, 15, "its engine is stopped")
+    assert c.answers(client, "staying")

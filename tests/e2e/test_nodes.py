@@ -145,6 +145,23 @@ def test_a_cordon_outlives_its_node_and_its_control_plane(cluster: Make) -> None
     until(lambda: c.replica("second"), 15, "placed once the cordon is gone")
 
 
+def test_a_silent_node_goes_on_serving(cluster: Make) -> None:
+    """REC-10: a node that is not heard from gets nothing new and keeps what it has: its engine serves, and is the
+    same one when the node is heard again."""
+    c = cluster({"simulated": sim_model()}).start()
+    client = c.client(c.serve("simulated"))
+    before, replica = c.engine_pids(), c.replica("simulated")
+    c.agent.signal(signal.SIGSTOP)
+    until(lambda: c.api(f"nodes/{NODE}")["status"] == "unreachable", 15, "it is missed")
+    begin = c.api("status")["uptime_seconds"]
+    while c.api("status")["uptime_seconds"] < begin + 1.2:
+        assert c.answers(client, "simulated")
+    c.agent.signal(signal.SIGCONT)
+    until(lambda: connected(c, NODE) and c.replica("simulated"), 15, "it is heard again")
+    assert c.replica("simulated")["id"] == replica["id"]
+    assert c.engine_pids() == before
+
+
 def test_a_node_at_another_address_keeps_its_replicas(cluster: Make) -> None:
     """Case 30: a node is who it says by its credential, wherever it is. Its engine goes on serving where it
     listens."""

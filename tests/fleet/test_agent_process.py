@@ -411,6 +411,28 @@ def test_kill_9_of_the_agent(control, node):
     assert node.engines() == []
 
 
+def test_a_stop_cut_short_by_kill_9_goes_on(control, node):
+    """AGT-06, AGT-07, case 19: an agent that dies in the middle of a stop leaves no engine that nobody ends: the
+    next one goes on with it, unasked, and tells it as the stop that it was."""
+    agent = node.agent()
+    peer, _, _ = ready_session(control)
+    spec = node.spec(todo={"stubborn": True})
+    pid = bring_up(peer, spec).pid
+    peer.send(stop(spec, grace=1.5))
+    peer.take(ShardChanged, where=lambda m: m.status.state == "stopping")
+    (file,) = node.state.glob("shards/*.json")
+    until(lambda: json.loads(file.read_text()).get("ending"))
+    agent.kill()
+    agent.wait()
+    assert node.engines() == [pid]
+    node.agent()
+    peer, _, register = control.session()
+    assert [(s.pid, s.state) for s in register.shards] == [(pid, "stopping")]
+    exit = peer.take(ShardExited).exit
+    assert (exit.key, exit.code, exit.requested) == (spec.key, "stopped", True)
+    assert node.engines() == []
+
+
 def test_sigterm_leaves_engines_running(control, node):
     """AGT-09: stopping or upgrading the agent is no reason to stop an engine."""
     agent = node.agent()
