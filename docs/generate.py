@@ -57,6 +57,7 @@ def _settings() -> Iterator[Page]:
 
 def _settings_page(settings: Settings, words: str, command: str) -> str:
     example = next(row for row in settings.rows if "." in row.name)
+    flag = "The flag `--log-level` beats all of them. " if command == "server" else ""
     section, _, leaf = example.name.partition(".")
     return f"""{NOTE}
 # Settings of {words}
@@ -68,9 +69,10 @@ def _settings_page(settings: Settings, words: str, command: str) -> str:
   {leaf}: {example.default}
 ```
 
-A flag beats an environment variable, which beats the file, which beats the default. The variable of a setting is its
-name in capitals with `{settings.variable("")}` in front: `{settings.variable(example.name)}`. All faults of a file are
-reported at once. [schema/{settings.part}.json](schema/{settings.part}.json) is the JSON Schema for editors.
+An environment variable beats the file, which beats the default. The variable of a setting is its name in
+capitals with `{settings.variable("")}` in front: `{settings.variable(example.name)}`.
+{flag}All faults of a file are reported at once.
+[schema/{settings.part}.json](schema/{settings.part}.json) is the JSON Schema for editors.
 
 Durations are written `250ms`, `30s`, `5m`, `1h30m`; addresses `127.0.0.1:7000` or `[::1]:7000`.
 
@@ -326,6 +328,10 @@ def _cli() -> Iterator[Page]:
         "cli.md",
         f"""{NOTE}
 # The llmgw command
+
+Exit status: 0 done; 1 the control plane refused, with its words; 2 wrong usage or settings; 3 no control plane answers.
+The address of the admin API is `--api`, else `LLMGW_API`, else `http://127.0.0.1:7000`. Tables round,
+`-o json` does not.
 
 {sections}""",
     )

@@ -180,7 +180,7 @@ class ClientLink(Link):
     closes (RTR-11).
     """
 
-    __slots__ = ("_limits", "buffer", "ending", "gone", "idle", "owner")
+    __slots__ = ("_limits", "buffer", "ending", "gone", "idle", "owner", "slow")
 
     def __init__(self, reactor: Reactor, sock: Any, limits: Limits) -> None:
         super().__init__(reactor, sock)
@@ -189,6 +189,7 @@ class ClientLink(Link):
         self.owner: Any = None
         self.gone = False
         self.idle = True  # waits for a request's first byte
+        self.slow = False  # waits for the rest of a request's head
         self.ending = False  # the process drains: close when idle
 
     # ------------------------------------------------------------ for the hub
@@ -254,6 +255,7 @@ class ClientLink(Link):
         limits = self._limits
         until = monotonic() + limits.header
         seen = 0
+        self.slow = True
         while True:
             if seen == 0:
                 buffer = buffer.lstrip(b"\r\n")  # RFC 9112, 2.2: empty lines before a request
@@ -261,6 +263,7 @@ class ClientLink(Link):
                 raise Refused("invalid_request", "This is not HTTP. Speak plain HTTP/1.1 here.", close=True)
             end = buffer.find(b"\r\n\r\n", max(0, seen - 3))
             if end >= 0:
+                self.slow = False
                 return buffer, end
             if b"\n\n" in buffer:
                 raise Refused("invalid_request", "Lines must end with CR and LF.", close=True)

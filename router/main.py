@@ -82,6 +82,7 @@ class RouterApplication(BaseApplication):  # type: ignore[misc]
 
     def __init__(self, config: Path | None) -> None:
         self._config = config
+        self.listening = False
         self._use(*self._read())
         super().__init__()
 
@@ -133,11 +134,20 @@ class RouterApplication(BaseApplication):  # type: ignore[misc]
         """There is no WSGI application."""
 
     def run(self) -> None:
-        """Keep workers until told to stop."""
-        _Arbiter(self).run()
+        """Keep workers until told to stop. Raises ``SettingsError`` if the address cannot be opened."""
+        arbiter = _Arbiter(self)
+        try:
+            arbiter.run()
+        except SystemExit:
+            if self.listening:
+                raise
+            # gunicorn has tried for some seconds and logged why.
+            why = f"{self.settings['listen']} cannot be opened: stop what uses it, or choose another address"
+            raise SettingsError(str(self._config or "router settings"), [Fault("listen", why)]) from None
 
 
 def _ready(arbiter: Any) -> None:
+    arbiter.app.listening = True
     addresses = ",".join(str(Address(*listener.getsockname()[:2])) for listener in arbiter.LISTENERS)
     log.info("listening", address=addresses)
 

@@ -5,6 +5,7 @@ import _socket
 import os
 import random
 import re
+from heapq import nsmallest
 from itertools import count
 from operator import attrgetter
 from typing import Any
@@ -58,7 +59,7 @@ class Service:
             buffered=settings["limits.buffered_answer"],
         )
         connections = settings["limits.connections"]
-        self._crowded: int = connections - connections // 16
+        self._crowded: int = connections - connections // 8
         self._proxy = Proxy(self.reactor, self.pools, times, random.Random(), self._served)  # noqa: S311 - spreads load
 
     def use(self, fresh: RouteTable) -> None:
@@ -76,6 +77,18 @@ class Service:
         for client in list(self._clients):
             client.end()
 
+    def make_room(self) -> None:
+        """End connections if most of those allowed are used: first the ones that have been
+        idle for longest, then those that have been sending a request's head for longest.
+        Whoever opens many and asks nothing must not keep everybody else out. To be called
+        every now and then."""
+        excess = len(self._clients) - self._crowded + 1
+        if excess <= 0:
+            return
+        spare = [client for client in self._clients if (client.idle or client.slow) and client.deadline < NEVER]
+        for client in nsmallest(excess, spare, key=attrgetter("slow", "deadline")):
+            client.deadline = 0.0  # the reactor's next round ends it
+
     # -------------------------------------------------------------- connections
 
     def serve(self, sock: _socket.socket) -> None:
@@ -83,8 +96,6 @@ class Service:
         client = ClientLink(self.reactor, sock, self.limits)
         client.ending = self.ending
         self._clients.add(client)
-        if len(self._clients) >= self._crowded:
-            self._make_room()
         try:
             while self._serve_one(client):
                 pass
@@ -93,13 +104,6 @@ class Service:
         finally:
             self._clients.discard(client)
             client.close()
-
-    def _make_room(self) -> None:
-        """End the connection that has been idle for longest: whoever opens many and asks
-        nothing must not keep everybody else out."""
-        idle = [client for client in self._clients if client.idle and 0.0 < client.deadline < NEVER]
-        if idle:
-            min(idle, key=attrgetter("deadline")).deadline = 0.0
 
     def _serve_one(self, client: ClientLink) -> bool:
         """One request. Returns whether the connection goes on."""
@@ -132,8 +136,13 @@ class Service:
             keep = read = client.discard(request)
         client.respond(request, refused.error.status, refused.headers + self.reactor.date, refused.body, keep)
         if refused.close or not read:
-            client.linger()
+            self._linger(client)
         return keep
+
+    def _linger(self, client: ClientLink) -> None:
+        """Let a client read its answer, unless others wait for the connection."""
+        if len(self._clients) < self._crowded:
+            client.linger()
 
     def _request_id(self, request: Request) -> bytes:
         given = request.headers.get(b"x-request-id")
@@ -186,7 +195,7 @@ class Service:
         keep = request.keep and (request.length == 0 or client.discard(request))
         client.respond(request, page.status, page.headers + self.reactor.date, page.body, keep)
         if request.length != 0 and not request.read:
-            client.linger()
+            self._linger(client)
         return keep
 
     def _ask(self, client: ClientLink, request: Request) -> bool:

@@ -11,7 +11,7 @@ import gevent
 from gevent.event import Event
 from gevent.hub import get_hub
 
-from llmgw.runtime.files import write_atomic
+from llmgw.runtime.files import open_regular, write_atomic
 from llmgw.runtime.logs import Logger
 from llmgw.wire.routing import MAX_TABLE, RouteTable, decode_table, encode
 from router.control import Control, ControlError
@@ -65,7 +65,7 @@ class Sync:
     def restore(self) -> None:
         """Use the table on disk, if there is one. A damaged one is ignored and logged."""
         try:
-            with self._file.open("rb") as stream:
+            with open_regular(self._file) as stream:
                 data = stream.read(MAX_TABLE + 1)
         except FileNotFoundError:
             return

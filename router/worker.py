@@ -62,6 +62,7 @@ class RouterWorker(GeventWorker):  # type: ignore[misc]
         servers = [self._listen(sock) for sock in self.sockets]
         while self.alive:
             self.notify()
+            service.make_room()
             gevent.sleep(BEAT_SECONDS)
         for server in servers:
             server.close()

@@ -43,6 +43,18 @@ class _Lazy(click.Group):
         command = getattr(importlib.import_module(module), name)
         return command if isinstance(command, click.Command) else None
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The command that was meant; one of ``ctl`` that was typed without it is named."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            ctl = self.get_command(ctx, "ctl")
+            if isinstance(ctl, click.Group) and args and args[0] in ctl.commands:
+                raise click.UsageError(f"No such command {args[0]!r}. Did you mean 'ctl {args[0]}'?", ctx) from error
+            raise
+
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command. Whatever it meets is told in words."""
         prepare()
@@ -66,7 +78,7 @@ class _Lazy(click.Group):
     epilog="\b\nExample:\n  llmgw ctl status",
 )
 @click.version_option(__version__, message="llmgw %(version)s")
-@click.option("--api", metavar="URL", envvar="LLMGW_API", help="Admin API of the control plane.")
+@click.option("--api", metavar="URL", envvar="LLMGW_API", help="Admin API of the control plane; beats LLMGW_API.")
 @click.pass_context
 def main(context: click.Context, api: str | None) -> None:
     """Serve large language models on your own machines behind one OpenAI-compatible address."""

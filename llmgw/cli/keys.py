@@ -1,5 +1,6 @@
 """``llmgw keys``: the keys that clients present to the router."""
 
+import sys
 from typing import Any
 
 import click
@@ -42,7 +43,9 @@ def create(client: Client, name: str, models: tuple[str, ...], expires: str | No
     if plain(made, form):
         return
     allowed = ", ".join(made["models"]) if made.get("models") else "all models"
-    click.echo(f"{made['id']} for {allowed}, expires {made.get('expires_at', 'never')}. Shown this once:", err=True)
+    where = "" if sys.stdout.isatty() else ", on standard output"
+    words = f"{made['id']} for {allowed}, expires {made.get('expires_at', 'never')}. Shown this once{where}:"
+    click.echo(clean(words), err=True)
     click.echo(made["key"])
 
 

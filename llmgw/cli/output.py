@@ -136,12 +136,17 @@ def _least_width(columns: Sequence[str], content: Sequence[Sequence["Text"]]) ->
 
 
 def _records(columns: Sequence[str], content: Sequence[Sequence["Text"]], out: "Console") -> None:
+    from rich.padding import Padding  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415
+
+    indent = 2 if out.width > 2 * FOLDED else 0
     for first, *others in content:
         if first.plain.strip():
             out.print(first)
         for name, cell in zip(columns[1:], others, strict=True):
             if cell.plain.strip():
-                out.print(f"  {name.upper()}:", cell)
+                line = Text.assemble(f"{name.upper()}: ", cell)
+                out.print(Padding(line, (0, 0, 0, indent), expand=False))
 
 
 def gb(size: float | None) -> str:

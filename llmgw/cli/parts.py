@@ -35,17 +35,20 @@ _config = click.option("--config", type=click.Path(path_type=Path), metavar="FIL
     "  llmgw server --config controlplane.yaml --check",
 )
 @_config
+@click.option("--check", is_flag=True, help="Check settings, tokens and catalog, then end: 0 or 2.")
+@click.option("--log-level", metavar="LEVEL", help="Instead of the setting log.level.")
 @click.pass_context
-def server(context: click.Context, config: Path | None) -> None:
-    """Run the control plane. Other options go to it, such as --check."""
-    _become("controlplane.main", "flask_smorest", "controlplane", _with_config(config, context.args))
+def server(context: click.Context, config: Path | None, check: bool, log_level: str | None) -> None:
+    """Run the control plane."""
+    flags = [*(["--check"] if check else []), *(["--log-level", log_level] if log_level is not None else [])]
+    _become("controlplane.main", "flask_smorest", "controlplane", _with_config(config, [*flags, *context.args]))
 
 
 @click.command(context_settings=_PASS_ON, epilog="\b\nExample:\n  llmgw router --config /etc/llmgw/router.yaml")
 @_config
 @click.pass_context
 def router(context: click.Context, config: Path | None) -> None:
-    """Run the router, the address clients use. Other options go to it."""
+    """Run the router, the address clients use."""
     _become("router.main", "gunicorn", "router", _with_config(config, context.args))
 
 
@@ -53,7 +56,7 @@ def router(context: click.Context, config: Path | None) -> None:
 @_config
 @click.pass_context
 def agent(context: click.Context, config: Path | None) -> None:
-    """Run the agent of this node. Other options go to it."""
+    """Run the agent of this node."""
     _become("agent.main", "psutil", "agent", _with_config(config, context.args))
 
 

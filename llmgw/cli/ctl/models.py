@@ -15,7 +15,10 @@ Model = dict[str, Any]
 @output
 @api
 def models(client: Client, form: str) -> None:
-    """List models: what they should have, what they have, and why if that differs."""
+    """List models: what they should have, what they have, and why if that differs.
+
+    MODE is what scaling makes of it: always, on-demand or off.
+    """
     answer = client.get("models", "models")
     if plain(answer, form):
         return
@@ -28,7 +31,7 @@ def models(client: Client, form: str) -> None:
                 model.get("state"),
                 f"{model['ready']}/{model['wanted']}",
                 model["scaling"]["mode"],
-                model.get("reason") or model.get("last_error") or "",
+                model.get("reason") or ("" if wide else _last_error(model)),
                 *(_more(model) if wide else []),
             ]
             for model in answer["models"]
@@ -37,13 +40,18 @@ def models(client: Client, form: str) -> None:
     )
 
 
-def _more(model: Model) -> list[Any]:
+def _last_error(model: Model) -> str:
+    """What went wrong last, and when: a model that serves again may have one."""
     error = model.get("last_error")
+    return f"last error {ago(model.get('last_error_seconds'))} ago: {error}" if error else ""
+
+
+def _more(model: Model) -> list[Any]:
     return [
         ", ".join(model["aliases"]),
         ", ".join(dict.fromkeys(profile["engine"] for profile in model["profiles"])),
         model["failures"],
-        f"{error} ({ago(model.get('last_error_seconds'))} ago)" if error else "",
+        _last_error(model).removeprefix("last error "),
     ]
 
 
@@ -57,9 +65,10 @@ def explain(client: Client, model: str, form: str) -> None:
     if plain(answer, form):
         return
     out = console()
+    serves = answer["state"] == "ready" and answer["ready"] >= answer["wanted"]
     out.print(
-        f"{clean(answer['model'])} is {clean(answer['state'])}, {answer['ready']} of {answer['wanted']} ready: "
-        f"{clean(answer['sentence'])}"
+        f"{clean(answer['model'])} is {clean(answer['state'])}, {answer['ready']} of {answer['wanted']} ready"
+        + ("" if serves else f": {clean(answer['sentence'])}")
     )
     for blocker in answer["blockers"]:
         out.print(f"Nothing is placed now: {clean(blocker['message'])} ({clean(blocker['code'])})")
@@ -84,4 +93,4 @@ def retry(client: Client, model: str, form: str) -> None:
     """Try a model again now: ends its backoff, or its parking."""
     answer = client.send("POST", f"models/{segment(model)}/retry", "name")
     if not plain(answer, form):
-        click.echo(f"{answer['name']} is tried again; see: llmgw ctl explain {answer['name']}")
+        click.echo(f"{answer['name']} waits no longer; see: llmgw ctl explain {answer['name']}")

@@ -102,7 +102,7 @@ def _more(node: Node) -> list[Any]:
 
 @click.command(epilog=example('llmgw ctl cordon node-3 --reason "fan is failing"'))
 @click.argument("node")
-@click.option("--reason", default="", help="Why; shown wherever the node is shown.")
+@click.option("--reason", default="", help="Why; shown wherever the node is turned down.")
 @output
 @api
 def cordon(client: Client, node: str, reason: str, form: str) -> None:
@@ -120,4 +120,4 @@ def uncordon(client: Client, node: str, form: str) -> None:
     """Let new replicas on a node again."""
     answer = client.send("POST", f"nodes/{segment(node)}/uncordon", "id")
     if not plain(answer, form):
-        click.echo(f"{answer['id']} is not cordoned")
+        click.echo(f"{answer['id']} takes new replicas: no cordon is on it")

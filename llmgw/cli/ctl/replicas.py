@@ -21,7 +21,8 @@ def _why(replica: Replica) -> str:
         if shard.get("detail"):
             words.append(shard["detail"])
         if "exit" in shard:
-            words.append(f"{shard['exit']['code']}: {shard['exit'].get('message', '')}")
+            code, message = shard["exit"]["code"], shard["exit"].get("message", "")
+            words.append(code if message in words[0] else f"{code}: {message}")
     if replica.get("stale"):
         words.append("stale profile")
     return "; ".join(word for word in words if word)

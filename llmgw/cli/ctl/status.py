@@ -7,7 +7,7 @@ import click
 
 from llmgw.cli.client import Client
 from llmgw.cli.options import api, example, output
-from llmgw.cli.output import ago, clean, console, count, gb, plain, table
+from llmgw.cli.output import ago, clean, console, count, gb, plain, plural, table
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -48,7 +48,8 @@ def _head(out: "Console", answer: Answer) -> None:
 
 
 def _problems(out: "Console", answer: Answer) -> None:
-    from rich.text import Text  # noqa: PLC0415 - not needed to start a part
+    from rich.padding import Padding  # noqa: PLC0415 - not needed to start a part
+    from rich.text import Text  # noqa: PLC0415
 
     problems = answer["problems"]
     if not problems:
@@ -56,7 +57,8 @@ def _problems(out: "Console", answer: Answer) -> None:
         return
     out.print(Text(f"\nPROBLEMS ({len(problems)})", style="bold red"))
     for problem in problems:
-        out.print(f"  {clean(problem['kind'])} {clean(problem['subject'])}: {clean(problem['message'])}")
+        words = f"{clean(problem['kind'])} {clean(problem['subject'])}: {clean(problem['message'])}"
+        out.print(Padding(Text(words), (0, 0, 0, 2), expand=False))
 
 
 def _capacity(out: "Console", capacity: Answer) -> None:
@@ -79,7 +81,8 @@ def _capacity(out: "Console", capacity: Answer) -> None:
 
 
 def _unknown(figures: Answer) -> str:
-    return f" ({figures['unknown_nodes']} nodes do not say)" if figures.get("unknown_nodes") else ""
+    number = figures.get("unknown_nodes")
+    return f" ({plural(number, 'node')} not known)" if number else ""
 
 
 def _share(part: float | None, whole: float | None) -> float | None:

@@ -108,6 +108,9 @@ BEFORE_THE_ANSWER = {
     "body chunks wrong": fake.raw(HEAD + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n{}\r\n0\r\n\r\n"),
     "stream head only": fake.cut(b"", fake.close),
     "stream size only": fake.cut(b"10\r\n", fake.close),
+    "no content": fake.raw(b"HTTP/1.1 204 No Content\r\n\r\n"),
+    "empty": fake.raw(HEAD + b"Content-Length: 0\r\n\r\n"),
+    "empty chunked": fake.raw(HEAD + b"Transfer-Encoding: chunked\r\n\r\n" + fake.LAST),
     "stream empty": fake.raw(fake.HEAD_STREAM + fake.LAST),
     "stream chunks wrong": fake.raw(fake.HEAD_STREAM + b"zz\r\n"),
 }

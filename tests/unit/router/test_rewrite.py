@@ -1,10 +1,11 @@
 import json
+import time
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.rewrite import BodyFault, model_spans, read, splice
+from router.rewrite import MAX_MODELS, MAX_PLACES, BodyFault, model_spans, read, splice
 
 TEXT = st.text(st.characters(exclude_categories=("Cs",)), max_size=20)
 VALUES = st.recursive(
@@ -63,6 +64,54 @@ def test_splice_finds_the_right_place(body, expected):
     """RTR-01: equal text elsewhere, nesting, escapes and duplicates do not mislead it."""
     read(body)
     assert splice(body, "new") == expected
+
+
+@given(
+    members=st.lists(
+        st.tuples(
+            st.sampled_from(['"model"', '"mod\\u0065l"', '"a\\"model"', '"x"', '"\\\\"']),
+            st.sampled_from([":", " :\n"]),
+            st.sampled_from(['"model"', '"\\"model"', '"b"', '{"model":"c"}', '[{"model":"d","model":"e"},{}]', "1"]),
+        ),
+        max_size=7,
+    )
+)
+def test_every_model_at_top_level_and_no_other(members):
+    """RTR-01: keys given twice, nested and escaped, in any order: readers that take the first and those that take
+    the last see the same model."""
+    items = [(key, between, value) for key, between, value in members if json.loads(key) != "model" or value[0] == '"']
+    items.append(('"model"', ":", '"z"'))
+    mine = [json.loads(key) == "model" for key, _, _ in items]
+    body = "{" + ",".join(map("".join, items)) + "}"
+    expected = [
+        key + between + ('"new"' if top else value) for (key, between, value), top in zip(items, mine, strict=True)
+    ]
+    read(body.encode())
+    if sum(mine) <= MAX_MODELS:
+        assert splice(body.encode(), "new").decode() == "{" + ",".join(expected) + "}"
+    else:
+        with pytest.raises(BodyFault):
+            splice(body.encode(), "new")
+
+
+@pytest.mark.parametrize("filling", [b'"\\"\\""', b"[]", b"{}", b'""', b'{"model":1}'])
+@pytest.mark.parametrize("more", [b"", b',"x":{"model":"y"}'])
+def test_a_large_body_does_not_stop_the_loop(filling, more):
+    """RTR-20: every stream of a worker waits meanwhile. Token by token in Python this took seconds."""
+    body = b'{"model":"m"' + more + b',"y":[' + b",".join([filling] * (12_000_000 // len(filling))) + b"]}"
+    read(body)
+    began = time.process_time()
+    assert splice(body, "new").startswith(b'{"model":"new"')
+    assert time.process_time() - began < 1.0
+
+
+def test_too_many_places_are_refused():
+    """RTR-13: what would have to be looked at again and again."""
+    body = b'{"model":"m","y":[' + b",".join([b'{"model":"x"}'] * (MAX_PLACES + 1)) + b"]}"
+    read(body)
+    with pytest.raises(BodyFault) as caught:
+        splice(body, "new")
+    assert caught.value.code == "invalid_request"
 
 
 @pytest.mark.parametrize(

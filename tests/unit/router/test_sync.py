@@ -1,4 +1,6 @@
+import os
 import random
+import threading
 
 import pytest
 
@@ -52,6 +54,17 @@ def test_a_damaged_table_is_ignored(tmp_path, content, caplog):
 def test_a_table_that_cannot_be_read(tmp_path, caplog):
     """RTR-03: a directory in its place is no crash either."""
     assert restore(tmp_path) == []
+    assert "cannot be read" in caplog.text
+
+
+def test_a_pipe_instead_of_the_table(tmp_path, caplog):
+    """RTR-03: a worker starts without the table rather than wait for somebody to write one."""
+    pipe = tmp_path / "table"
+    os.mkfifo(pipe, 0o600)
+    restoring = threading.Thread(target=Sync(CONTROL, pipe, lambda table: None).restore, daemon=True)
+    restoring.start()
+    restoring.join(5)
+    assert not restoring.is_alive()
     assert "cannot be read" in caplog.text
 
 

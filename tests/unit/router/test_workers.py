@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -303,6 +304,76 @@ def test_reload(tmp_path, upstream):
             assert client.answer().status == 413
 
 
+def test_a_reload_with_faults_changes_nothing(tmp_path, upstream):
+    """RTR-15: not for workers that are replaced later either; and an address that cannot be taken over does not end
+    the router."""
+    with Router(tmp_path, table(upstream)) as router, socket.create_server(("127.0.0.1", 0)) as taken:
+        config = tmp_path / "router.yaml"
+        settings = yaml.safe_load(config.read_text())
+        changed = {**settings, "limits": {"body_bytes": 2000}}
+        for fault, words in (
+            ({"token_file": "/nowhere/token"}, "/nowhere/token"),
+            ({"listen": f"127.0.0.1:{taken.getsockname()[1]}"}, "listen: cannot change"),
+        ):
+            before = router.workers
+            config.write_text(yaml.safe_dump({**changed, **fault}))
+            router.process.send_signal(signal.SIGHUP)
+            until(lambda words=words: words in router.log.read_text(), 5, "the fault")
+            assert router.workers == before
+            os.kill(before[0], signal.SIGKILL)
+            until(lambda before=before: router.workers and router.workers != before, 10, "a new worker")
+            until(lambda: router.get("/readyz").status == 200, 5, "a table")
+            with router.connect() as client:
+                client.post(json.dumps({"model": "m", "x": "a" * 3000}))
+                assert client.answer().status == 200
+
+
+def test_kill_9_of_the_master(tmp_path, upstream):
+    """RTR-15: its workers end, since nobody would replace them, but not in the middle of an answer."""
+    release = threading.Event()
+    with Router(tmp_path, table(upstream), workers=1) as router:
+        (worker,) = router.workers
+        busy = held_stream(router, upstream, release)
+        router.process.kill()
+        router.process.wait()
+        until(lambda: "the master process is gone" in router.log.read_text(), 5, "the worker's notice")
+        release.set()
+        answer = busy.answer()
+        assert (answer.complete, answer.body) == (True, EVENT + fake.DONE)
+
+        def ended():
+            return not psutil.pid_exists(worker) or psutil.Process(worker).status() == psutil.STATUS_ZOMBIE
+
+        until(ended, 5, "the worker's end")
+
+
+def test_an_address_in_use(tmp_path):
+    """TST-7: named, with the remedy."""
+    (tmp_path / "token").write_text(TOKEN)
+    (tmp_path / "token").chmod(0o600)
+    config = tmp_path / "router.yaml"
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        listen = f"127.0.0.1:{taken.getsockname()[1]}"
+        settings = {"listen": listen, "state_dir": str(tmp_path / "state"), "token_file": str(tmp_path / "token")}
+        config.write_text(yaml.safe_dump(settings))
+        done = run_router(config)
+    assert done.returncode == 2
+    assert f"listen: {listen} cannot be opened: stop what uses it" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def run_router(config):
+    """A router that ends by itself."""
+    return subprocess.run(
+        [sys.executable, "-m", "router.main", "--config", str(config)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=20,
+    )
+
+
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
@@ -310,6 +381,7 @@ def test_reload(tmp_path, upstream):
             {"listen": "nowhere", "workers": 0, "limits": {"body": 1}},
             ["listen: ", "workers: ", "limits.body: ", "did you mean limits.body_bytes"],
         ),
+        ({"router_id": "b\u00fcro", "state_dir": "/proc/x"}, ["router_id: 'b\\xfcro' must be", "state_dir: "]),
         ({"state_dir": "/proc/x"}, ["state_dir: /proc/x cannot be made"]),
         ({"token_file": "/nowhere/token"}, ["/nowhere/token: ", "cannot be read"]),
     ],
@@ -318,14 +390,7 @@ def test_faulty_settings(tmp_path, settings, words):
     """TST-7: all faults at once with their place, status 2, no traceback."""
     config = tmp_path / "router.yaml"
     config.write_text(yaml.safe_dump({"state_dir": str(tmp_path / "state"), **settings}))
-    done = subprocess.run(
-        [sys.executable, "-m", "router.main", "--config", str(config)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=20,
-    )
+    done = run_router(config)
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
     for word in words:
