@@ -140,9 +140,9 @@ class Metrics:
         info = GaugeMetricFamily("llmgw_controlplane_info", "Version of the control plane.", labels=("version", "boot"))
         info.add_metric((sources.identity.version, sources.identity.boot), 1)
         yield info
-        statuses = dict.fromkeys(("connected", "unreachable", "lost"), 0)
+        statuses = dict.fromkeys(("connected", "reconnecting", "unreachable", "lost"), 0)
         for node in sources.fleet.view.nodes.values():
-            statuses[node.status] += 1
+            statuses[node.shown] += 1
         yield _gauge(
             "llmgw_nodes", "Nodes by status.", ("status",), (((word,), count) for word, count in statuses.items())
         )
@@ -200,7 +200,7 @@ class _DeviceRow:
 
 
 _NODES = (
-    _NodeRow("llmgw_node_up", "1 if the node is in session.", lambda n, _: n.status == "connected"),
+    _NodeRow("llmgw_node_up", "1 if the node is in session.", lambda n, _: n.registered),
     _NodeRow("llmgw_node_cordoned", "1 if nothing new is placed on the node.", lambda n, _: n.cordon is not None),
     _NodeRow("llmgw_node_cpus", "Logical CPUs.", lambda n, _: n.inventory.cpu.count if n.inventory else None),
     _NodeRow("llmgw_node_cpu_utilization_percent", "Use of all CPUs.", lambda _, m: m.cpu_percent),

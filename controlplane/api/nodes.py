@@ -72,7 +72,7 @@ class NodeSchema(Schema):
     """A node. What is absent is unknown."""
 
     id = ma.fields.String(required=True)
-    status = ma.fields.String(required=True, metadata={"enum": ["connected", "unreachable", "lost"]})
+    status = ma.fields.String(required=True, metadata={"enum": ["connected", "reconnecting", "unreachable", "lost"]})
     status_seconds = number()
     last_heard_seconds = number()
     enrolled = ma.fields.Boolean(required=True)

@@ -48,6 +48,8 @@ def load_catalog(path: Path) -> Catalog:
         catalog = parse_catalog(trees, str(path))
     except SettingsError as error:
         faults += error.faults
+    if not files and not faults:
+        faults.append(Fault("", "holds no *.yaml file: write one with models: {} to serve nothing"))
     if faults:
         raise SettingsError(str(path), faults)
     return replace(catalog, modified=_modified(files))

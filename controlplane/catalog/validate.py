@@ -47,6 +47,9 @@ def parse_catalog(sources: Mapping[str, Mapping[str, Any]], source: str | None =
             if key != "models":
                 hint = did_you_mean(str(key), ["models"])
                 faults.append(Fault(f"{prefix}{key}", f"is not a section of a catalog (only models is){hint}"))
+        if "models" not in tree:
+            # A file cut short by an editor or a full disk must not end everything.
+            faults.append(Fault(f"{prefix}models", "is required: write models: {} to serve nothing"))
         section = tree.get("models", {})
         if not isinstance(section, dict):
             faults.append(Fault(f"{prefix}models", "must be a mapping of model names to models"))

@@ -41,6 +41,12 @@ class NodeView:
     avoid_ports: dict[int, float] = field(default_factory=dict)
     """Ports found in use by a stray process, and until when they are avoided (PLC-13)."""
 
+    @property
+    def shown(self) -> str:
+        """The status as people are told it: a node that lost its session a moment ago is
+        ``reconnecting`` rather than still ``connected``."""
+        return "reconnecting" if self.status == "connected" and not self.registered else self.status
+
 
 @dataclass(slots=True)
 class ShardView:

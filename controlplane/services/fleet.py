@@ -112,7 +112,7 @@ class Fleet:
         uses = {use.uuid: use for use in measured.devices}
         return {
             "id": node.id,
-            "status": node.status,
+            "status": node.shown,
             "status_seconds": now - node.since,
             "last_heard_seconds": _age(node.last_heard, now),
             "enrolled": node.enrolled,

@@ -97,8 +97,8 @@ class Status:
         if not view.nodes:
             yield _problem("nodes", "fleet", "no node is enrolled: add its token to fleet_tokens and send SIGHUP")
         for node in sorted(view.nodes.values(), key=lambda node: node.id):
-            if node.status != "connected":
-                yield _problem("node", node.id, f"is {node.status}" + (" (never seen)" if not node.inventory else ""))
+            if node.shown != "connected":
+                yield _problem("node", node.id, f"is {node.shown}" + (" (never seen)" if not node.inventory else ""))
             for device in node.inventory.devices if node.inventory else ():
                 if device.excluded:
                     yield _problem(
@@ -112,9 +112,12 @@ class Status:
         for model in models:
             short = model["live"] < model["wanted"] and not view.settling.active
             refused = model["wanted"] and model["state"] in ("parked", "unplaceable")
-            if short or refused or model["failures"]:
+            if short or refused:
                 reason = model["reason"] or model["last_error"] or f"is {model['state'] or 'not known to routers yet'}"
                 yield _problem("model", model["name"], f"{model['ready']} of {model['wanted']} ready: {reason}")
+            elif model["failures"] > 1:
+                told = f"failed {model['failures']} times in a row, last with: {model['last_error']}"
+                yield _problem("model", model["name"], told)
         uptime = self._clock.monotonic() - self._identity.started
         if not routers and uptime >= FIRST_REPORTS:
             silent = f"no router has reported for {min(FORGET_AFTER, uptime):.0f} s"
@@ -184,8 +187,8 @@ class _Sum:
 
 
 def _count_nodes(view: FleetView) -> dict[str, int]:
-    counts = {"total": len(view.nodes), "connected": 0, "unreachable": 0, "lost": 0}
-    counts |= _count(node.status for node in view.nodes.values())
+    counts = {"total": len(view.nodes), "connected": 0, "reconnecting": 0, "unreachable": 0, "lost": 0}
+    counts |= _count(node.shown for node in view.nodes.values())
     counts["cordoned"] = sum(1 for node in view.nodes.values() if node.cordon)
     return counts
 

@@ -29,6 +29,7 @@ COLOURS = {
     "starting": "yellow",
     "placing": "yellow",
     "draining": "yellow",
+    "reconnecting": "yellow",
     "unreachable": "red",
     "lost": "red",
     "failed": "red",

@@ -35,7 +35,9 @@ def status(client: Client, form: str) -> None:
 def _head(out: "Console", answer: Answer) -> None:
     nodes = answer["nodes"]
     words = [f"{nodes['connected']} of {nodes['total']} nodes connected"]
-    words += [f"{nodes[word]} {word}" for word in ("unreachable", "lost", "cordoned") if nodes.get(word)]
+    words += [
+        f"{nodes[word]} {word}" for word in ("reconnecting", "unreachable", "lost", "cordoned") if nodes.get(word)
+    ]
     routers = answer["routers"]
     words.append(f"{len(routers)} router process{'es' if len(routers) != 1 else ''}")
     out.print(f"llmgw {clean(answer['version'])}, epoch {answer['epoch']}, up {ago(answer.get('uptime_seconds'))}")

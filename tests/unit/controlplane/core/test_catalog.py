@@ -151,16 +151,34 @@ def test_a_file_of_a_directory_that_would_be_left_out_is_named(tmp_path):
 def test_models_are_as_old_as_their_file(tmp_path):
     """RTR-01: what /v1/models tells as `created` survives a restart of the control plane."""
     for name, moment in (("a.yaml", 1_700_000_000), ("b.yaml", 1_800_000_000)):
-        (tmp_path / name).write_text("")
+        (tmp_path / name).write_text("models: {}")
         os.utime(tmp_path / name, (moment, moment))
     assert load_catalog(tmp_path).modified == 1_800_000_000
     assert load_catalog(tmp_path / "a.yaml").modified == 1_700_000_000
 
 
-def test_an_empty_file_is_an_empty_catalog(tmp_path):
+@pytest.mark.parametrize("text", ["", "# nothing yet", "{}", "models:"])
+def test_an_empty_file_is_no_catalog(tmp_path, text):
+    """CAT-07: everything is drained only if somebody wrote that; a file cut short by an
+    editor or a full disk says nothing."""
+    (tmp_path / "catalog.yaml").write_text(text)
+    with pytest.raises(SettingsError, match="models"):
+        load_catalog(tmp_path / "catalog.yaml")
+    with pytest.raises(SettingsError, match="models"):
+        load_catalog(tmp_path)
+
+
+def test_no_models_on_purpose(tmp_path):
     """Nothing to serve is not an error."""
-    (tmp_path / "catalog.yaml").write_text("")
+    (tmp_path / "catalog.yaml").write_text("models: {}")
     assert not load_catalog(tmp_path / "catalog.yaml").models
+    assert not load_catalog(tmp_path).models
+
+
+def test_a_directory_without_a_file_is_no_catalog(tmp_path):
+    """CAT-07: as an empty file; a file system that is not mounted looks like that."""
+    with pytest.raises(SettingsError, match=r"holds no \*\.yaml file"):
+        load_catalog(tmp_path)
 
 
 def test_a_huge_file_is_refused(tmp_path):
