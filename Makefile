@@ -34,7 +34,7 @@ test: setup  ## Run all groups of tests in order; the time of each is printed at
 	@tools/test.sh $(GROUPS)
 
 .PHONY: test-unit
-test-unit: setup  ## Unit tests: no processes, no network but loopback
+test-unit: setup  ## Unit tests: no long-lived processes, no network but loopback
 	@ARGS="$(ARGS)" tools/test.sh unit
 
 .PHONY: test-fleet

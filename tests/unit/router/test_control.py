@@ -4,6 +4,7 @@ import socket
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import gevent
 import pytest
@@ -14,7 +15,8 @@ from router import report
 from router.control import Control, ControlError
 from router.sync import Sync
 from router.table import build
-from tests.unit.router.process import ROOT
+
+ROOT = Path(__file__).parents[3]
 
 ASK = """
 from gevent import monkey; monkey.patch_all()

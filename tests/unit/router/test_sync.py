@@ -10,8 +10,6 @@ from router.control import Control
 from router.report import build as report
 from router.sync import Backoff, Sync
 from router.table import build
-from tests.fakes.upstream import FakeUpstream
-from tests.unit.router.process import Router, endpoint, table_of, until
 
 TABLE = RouteTable(
     generation="g1",
@@ -99,29 +97,3 @@ def test_secrets_have_no_repr():
     assert "rt-secret" not in repr(CONTROL)
     assert "ek-secret" not in repr(TABLE.models[0].endpoints[0])
     assert "ek-secret" not in repr(build(TABLE).live["e"])
-
-
-def test_garbage_instead_of_a_table(tmp_path):
-    """RTR-03: the last table stays in use and on disk, the fault is told once, and the next whole table is taken."""
-    upstream = FakeUpstream()
-    ready = RoutedModel(name="m", state="ready", endpoints=(endpoint(upstream),))
-    with Router(tmp_path, table_of(ready)) as router:
-        file = tmp_path / "state" / "route-table.json"
-        until(file.exists, 5, "the table on disk")
-        kept = file.read_bytes()
-        router.control.garbage += [b"", b'{"generation":"g","models":[{}]}', b"\xff" * 300, b"[" * 50000]
-        router.control.publish(router.control.table)
-        until(lambda: not router.control.garbage, 15, "it was sent")
-
-        def status():
-            with router.connect() as client:
-                client.post('{"model":"m","messages":[]}')
-                return client.answer().status
-
-        assert status() == 200
-        assert file.read_bytes() == kept
-        assert router.log.read_text().count("the route table cannot be read") == 1
-        assert "Traceback" not in router.log.read_text()
-        router.control.publish(table_of(RoutedModel(name="m", state="off"), generation="g2"))
-        until(lambda: status() == 404, 15, "the next table")
-    upstream.stop()

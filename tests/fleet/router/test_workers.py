@@ -19,7 +19,7 @@ from llmgw.wire.routing import RoutedModel, decode_table
 from router.settings import TABLE_FILE
 from tests.fakes import upstream as fake
 from tests.fakes.upstream import FakeUpstream
-from tests.unit.router.process import KEY, ROOT, TOKEN, Client, Router, endpoint, table_of, until
+from tests.fleet.router.process import KEY, ROOT, TOKEN, Client, Router, endpoint, table_of, until
 
 CHAT = '{"model":"m","messages":[]}'
 STREAM = '{"model":"m","messages":[],"stream":true}'
@@ -395,3 +395,29 @@ def test_faulty_settings(tmp_path, settings, words):
     assert "Traceback" not in done.stderr
     for word in words:
         assert word in done.stderr
+
+
+def test_garbage_instead_of_a_table(tmp_path):
+    """RTR-03: the last table stays in use and on disk, the fault is told once, and the next whole table is taken."""
+    upstream = FakeUpstream()
+    ready = RoutedModel(name="m", state="ready", endpoints=(endpoint(upstream),))
+    with Router(tmp_path, table_of(ready)) as router:
+        file = tmp_path / "state" / "route-table.json"
+        until(file.exists, 5, "the table on disk")
+        kept = file.read_bytes()
+        router.control.garbage += [b"", b'{"generation":"g","models":[{}]}', b"\xff" * 300, b"[" * 50000]
+        router.control.publish(router.control.table)
+        until(lambda: not router.control.garbage, 15, "it was sent")
+
+        def status():
+            with router.connect() as client:
+                client.post('{"model":"m","messages":[]}')
+                return client.answer().status
+
+        assert status() == 200
+        assert file.read_bytes() == kept
+        assert router.log.read_text().count("the route table cannot be read") == 1
+        assert "Traceback" not in router.log.read_text()
+        router.control.publish(table_of(RoutedModel(name="m", state="off"), generation="g2"))
+        until(lambda: status() == 404, 15, "the next table")
+    upstream.stop()

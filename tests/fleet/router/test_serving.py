@@ -11,7 +11,7 @@ from llmgw.wire.routing import RoutedModel
 from router.service import MODELS, PAGES, PROXIED
 from tests.fakes import upstream as fake
 from tests.fakes.upstream import FakeUpstream
-from tests.unit.router.process import KEY, Client, Router, endpoint, routed_key, table_of, until
+from tests.fleet.router.process import KEY, Client, Router, endpoint, routed_key, table_of, until
 
 ENGINE_KEY = "ek-0123456789abcdef"
 NARROW, EXPIRED = "sk-llmgw-narrow-0123456789abcdef", "sk-llmgw-expired-0123456789abcdef"

@@ -13,7 +13,7 @@ from router.errors import Refused
 from router.link import Reactor
 from router.upstream import Pool, Unreachable
 from tests.fakes import upstream as fake
-from tests.unit.router.process import Router, table_of
+from tests.fleet.router.process import Router, table_of
 
 REFUSAL = fake.json_answer(413, {"error": {"message": "too large for me", "code": "too_large"}})
 

@@ -11,7 +11,7 @@ import pytest
 from llmgw.wire.routing import RoutedModel
 from tests.fakes import upstream as fake
 from tests.fakes.upstream import FakeUpstream
-from tests.unit.router.process import KEY, Router, endpoint, routed_key, table_of, until
+from tests.fleet.router.process import KEY, Router, endpoint, routed_key, table_of, until
 
 CHAT = '{"model":"m","messages":[]}'
 HEAD = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\nContent-Length: "

@@ -9,7 +9,7 @@ import pytest
 from llmgw.wire.routing import RoutedModel
 from router.settings import SETTINGS
 from tests.fakes.upstream import FakeUpstream
-from tests.unit.router.process import KEY, Router, endpoint, table_of
+from tests.fleet.router.process import KEY, Router, endpoint, table_of
 
 LIMIT = int(next(setting for setting in SETTINGS.rows if setting.name == "limits.body_bytes").default)
 

@@ -8,7 +8,7 @@ from router.report import build as report
 from router.table import Routes, build
 from tests.fakes import upstream as fake
 from tests.fakes.upstream import Exchange, FakeUpstream
-from tests.unit.router.process import Router, endpoint, table_of, until
+from tests.fleet.router.process import Router, endpoint, table_of, until
 
 
 def table(*ids: str) -> RouteTable:

@@ -11,7 +11,7 @@ import pytest
 
 from llmgw.wire.routing import RoutedModel
 from tests.fakes.upstream import FakeUpstream
-from tests.unit.router.process import KEY, Router, endpoint, table_of
+from tests.fleet.router.process import KEY, Router, endpoint, table_of
 
 FILES = Path(__file__).parent / "requests"
 

@@ -6,7 +6,7 @@ import pytest
 from llmgw.wire.routing import RoutedModel
 from tests.fakes import upstream as fake
 from tests.fakes.upstream import FakeUpstream
-from tests.unit.router.process import KEY, Router, endpoint, table_of, until
+from tests.fleet.router.process import KEY, Router, endpoint, table_of, until
 
 MESSAGES = [{"role": "user", "content": "Say hello."}]
 

@@ -10,7 +10,7 @@ import pytest
 from llmgw.wire.routing import RoutedModel
 from tests.fakes import upstream as fake
 from tests.fakes.upstream import FakeUpstream
-from tests.unit.router.process import Router, endpoint, table_of, until
+from tests.fleet.router.process import Router, endpoint, table_of, until
 
 CHAT = '{"model":"one","messages":[]}'
 STREAM = '{"model":"one","messages":[],"stream":true}'
