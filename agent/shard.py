@@ -363,6 +363,7 @@ class Shard:
             rank=self.key.rank,
             incarnation=self.key.incarnation,
             code=code,
+            model=self.spec.model,
             message=message[:MAX_MESSAGE],
             exit_status=exit_status,
             tail=tail,

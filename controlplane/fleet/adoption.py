@@ -3,7 +3,7 @@
 from controlplane.fleet.context import Fleet
 from controlplane.fleet.dispatch import send_start, send_stop
 from controlplane.fleet.nodes import count_changed
-from controlplane.fleet.replicas import exited, fail, find, remove, status_changed
+from controlplane.fleet.replicas import exited, fail, find, late_exit, remove, status_changed
 from controlplane.planning.view import NodeView, ReplicaView, ShardView
 from llmgw.wire.messages import Forget, Register, ShardKey
 
@@ -33,7 +33,10 @@ def register(fleet: Fleet, node: NodeView, message: Register, now: float) -> Non
     )
     fleet.touch()
     for exit_ in message.exits:
-        exited(fleet, node, exit_, now)
+        if find(fleet.view, node.id, exit_.key) is None:
+            late_exit(fleet, node, exit_)
+        else:
+            exited(fleet, node, exit_, now)
     for status in message.shards:
         status_changed(fleet, node, status, now)
     reported = {(status.spec.replica_id, status.spec.rank) for status in message.shards}

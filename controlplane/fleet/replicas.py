@@ -240,6 +240,21 @@ def exited(fleet: Fleet, node: NodeView, exit_: ShardExit, now: float) -> None:
         fail(fleet, replica, exit_.code, f"{words}{status} on node {node.id}", now, exit_=exit_, node_id=node.id)
 
 
+def late_exit(fleet: Fleet, node: NodeView, exit_: ShardExit) -> None:
+    """A shard that ended before this control plane knew of it: why is kept for people to
+    read. It counts against nothing: no decision of ours stands behind it."""
+    if exit_.requested or exit_.model not in fleet.view.catalog.models:
+        return
+    health = fleet.health(exit_.model)
+    if health.last_error_at is not None:
+        return
+    health.last_error = f"{exit_.message or exit_.code} on node {node.id}"
+    health.last_error_code = exit_.code
+    health.last_error_at = fleet.now
+    health.last_exit = exit_
+    fleet.note("exited", health.last_error, model=exit_.model, replica=exit_.replica_id, node=node.id)
+
+
 def _ended(fleet: Fleet, replica: ReplicaView, exit_: ShardExit) -> None:
     if any(shard.live for shard in replica.shards.values()) or replica.state == "failed":
         return

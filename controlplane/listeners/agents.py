@@ -19,6 +19,7 @@ from controlplane.inbox import Inbox
 from controlplane.listeners import registration, upgrade
 from controlplane.listeners.connection import Connection, farewell, peer_name
 from controlplane.listeners.tokens import FleetTokens
+from llmgw.runtime.clock import Clock
 from llmgw.runtime.logs import Logger
 from llmgw.runtime.settings import Address
 from llmgw.wire.frames import Decoder, FrameError, up_decoder
@@ -50,6 +51,7 @@ class AgentListener:
         address: Address,
         inbox: Inbox,
         tokens: Callable[[], FleetTokens],
+        clock: Clock,
         *,
         silence: float = 30.0,
         hello: float = 10.0,
@@ -57,6 +59,7 @@ class AgentListener:
     ) -> None:
         self._inbox = inbox
         self._tokens = tokens
+        self._clock = clock
         self._silence = silence
         self._hello = hello
         self._max_pending = max_pending
@@ -64,6 +67,9 @@ class AgentListener:
         self._stopping = False
         self._connections: dict[str, Connection] = {}
         self._server = StreamServer((address.host, address.port), self._accepted, backlog=1024)
+        self.refusals: dict[str, tuple[float, str]] = {}
+        """Of enrolled nodes without a session: when (monotonic seconds) a connection in
+        their name was last refused, and why."""
         self.refused = 0
         self.bad_frames = 0
         self.unknown_messages = 0
@@ -149,7 +155,11 @@ class AgentListener:
                 request, rest = self._read_request(sock)
                 node = request.node_id
                 if not self._tokens().node(request.node_id, request.token):
-                    log.warning("wrong token", node=node, peer=peer, enrolled=node in self._tokens().nodes)
+                    enrolled = node in self._tokens().nodes
+                    log.warning("wrong token", node=node, peer=peer, enrolled=enrolled)
+                    if enrolled:
+                        why = "wrong token: its token_file and fleet_tokens must hold the same"
+                        self.refusals[node] = (self._clock.monotonic(), why)
                     raise upgrade.unauthorised()
                 sock.sendall(upgrade.ACCEPTED)
                 opened = self._read_hello(sock, rest, request, peer)
@@ -163,6 +173,7 @@ class AgentListener:
         finally:
             self._pending -= 1
         if opened is not None:
+            self.refusals.pop(node, None)
             self._live(*opened)
 
     def _prepare(self, sock: socket.socket) -> None:

@@ -1,12 +1,13 @@
 """The state of the whole in one answer: problems first (CLI-02)."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from controlplane.journal import Journal
 from controlplane.listeners.routers import FORGET_AFTER, RouterSeen
 from controlplane.planning.overlay import Overlay
-from controlplane.planning.view import FleetView
+from controlplane.planning.view import FleetView, NodeView
+from controlplane.planning.words import seconds
 from controlplane.services.catalog import CatalogService
 from controlplane.services.fleet import Fleet, Plain
 from controlplane.store.writer import StoreWriter
@@ -38,6 +39,7 @@ class Status:
         store: StoreWriter,
         clock: Clock,
         routers: Callable[[], Iterable[RouterSeen]],
+        refusals: Callable[[], Mapping[str, tuple[float, str]]],
         journal: Journal,
     ) -> None:
         self._identity = identity
@@ -46,6 +48,7 @@ class Status:
         self._store = store
         self._clock = clock
         self._routers = routers
+        self._refusals = refusals
         self._journal = journal
 
     def read(self) -> Plain:
@@ -98,7 +101,7 @@ class Status:
             yield _problem("nodes", "fleet", "no node is enrolled: add its token to fleet_tokens and send SIGHUP")
         for node in sorted(view.nodes.values(), key=lambda node: node.id):
             if node.shown != "connected":
-                yield _problem("node", node.id, f"is {node.shown}" + (" (never seen)" if not node.inventory else ""))
+                yield _problem("node", node.id, f"is {node.shown}{self._why_away(node)}")
             for device in node.inventory.devices if node.inventory else ():
                 if device.excluded:
                     yield _problem(
@@ -122,6 +125,13 @@ class Status:
         if not routers and uptime >= FIRST_REPORTS:
             silent = f"no router has reported for {min(FORGET_AFTER, uptime):.0f} s"
             yield _problem("routers", "none", f"{silent}: is one running, and does it reach routers.listen?")
+
+    def _why_away(self, node: NodeView) -> str:
+        seen = "" if node.inventory else " (never seen)"
+        refused = self._refusals().get(node.id)
+        if refused is None:
+            return seen
+        return f"{seen}; it was refused {seconds(self._clock.monotonic() - refused[0])} ago: {refused[1]}"
 
     def _capacity(self, view: FleetView, now: float) -> Plain:
         """Sums over connected nodes; claims are those of all their live shards. A node

@@ -199,11 +199,13 @@ class ShardExit(Part, frozen=True):
     ``code`` is one of ``errors.SHARD``; ``exit_status`` is the process's, negative for
     a signal; ``tail`` its last lines of output. ``requested`` is true if a stop asked
     for it. Kept by the agent until ``Forget`` acknowledges it, so that an exit
-    during a lost connection still tells why.
+    during a lost connection still tells why. ``model`` is told for a control plane that
+    never knew the replica; empty = unknown.
     """
 
     replica_id: ReplicaId
     code: Name
+    model: Name = ""
     rank: Count = 0
     incarnation: Count = 1
     message: Text = ""

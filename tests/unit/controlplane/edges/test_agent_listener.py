@@ -10,6 +10,7 @@ from controlplane.inbox import Inbox
 from controlplane.listeners import connection as connection_module
 from controlplane.listeners.agents import AgentListener
 from controlplane.listeners.tokens import FleetTokens
+from llmgw.runtime.clock import SystemClock
 from llmgw.runtime.settings import Address
 from llmgw.wire.frames import down_decoder, encode
 from llmgw.wire.messages import Forget, Goodbye, Heartbeat, HeartbeatAck, Hello, Refuse, ShardKey
@@ -29,7 +30,11 @@ def make(inbox: Inbox):
 
     def build(**options) -> AgentListener:
         listener = AgentListener(
-            Address("127.0.0.1", 0), inbox, lambda: FleetTokens({"node-1": TOKEN}), **{"silence": 5.0, **options}
+            Address("127.0.0.1", 0),
+            inbox,
+            lambda: FleetTokens({"node-1": TOKEN}),
+            SystemClock(),
+            **{"silence": 5.0, **options},
         ).start()
         made.append(listener)
         return listener

@@ -8,7 +8,7 @@ from controlplane.catalog.model import Catalog
 from controlplane.planning.view import FleetView
 from controlplane.services.status import FIRST_REPORTS, Identity, Status
 from llmgw.runtime.clock import ManualClock
-from llmgw.wire.messages import ShardChanged, ShardExit, ShardExited, ShardStatus, Start
+from llmgw.wire.messages import Forget, ShardChanged, ShardExit, ShardExited, ShardStatus, Start
 from tests.fakes.controlplane import CATALOG, Agent, ControlPlane, until
 
 
@@ -25,6 +25,7 @@ def problems(age: float) -> list[str]:
         store=cast(Any, quiet),
         clock=clock,
         routers=tuple,
+        refusals=dict,
         journal=cast(Any, quiet),
     )
     return [problem["message"] for problem in status.read()["problems"] if problem["kind"] == "routers"]
@@ -70,5 +71,43 @@ def test_what_is_over_is_no_problem_and_a_lost_session_is_one(tmp_path: Path) ->
         status = plane.get("status")
         assert (status["nodes"]["connected"], status["nodes"]["reconnecting"]) == (0, 1)
         assert {"kind": "node", "subject": "node-1", "message": "is reconnecting"} in status["problems"]
+    finally:
+        plane.stop()
+
+
+def test_a_wrong_token_is_told_where_people_look(tmp_path: Path) -> None:
+    """CLI-02, rule 3: a node that cannot come in says why, and no longer once it came in."""
+    plane = ControlPlane(tmp_path).start()
+    try:
+        stranger = Agent(plane.addresses["agents.listen"], "node-1", token="at-not-the-right-one-at-all")
+        stranger.sock.sendall(stranger.request())
+        assert stranger.answer()[0] == 401
+
+        def told() -> list[str]:
+            return [p["message"] for p in plane.get("status")["problems"] if p["kind"] == "node"]
+
+        (message,) = told()
+        assert "is unreachable (never seen); it was refused " in message
+        assert message.endswith("wrong token: its token_file and fleet_tokens must hold the same")
+        agent = plane.agent().upgrade().hello().register()
+        until(lambda: not told())
+        agent.close()
+        until(told)
+        assert "refused" not in told()[0]
+    finally:
+        plane.stop()
+
+
+def test_an_engine_that_ended_unseen_has_a_reason(tmp_path: Path) -> None:
+    """Rule 3: agent and control plane were both away when it ended; the new control plane tells
+    why, and holds nothing against the model."""
+    lost = ShardExit(replica_id="sim-small-0000000a", code="exited", model="sim-small", message="killed by signal 11")
+    plane = ControlPlane(tmp_path).start()
+    try:
+        agent = plane.agent().upgrade().hello().register(exits=(lost,))
+        assert agent.expect(Forget).shards == (lost.key,)
+        model = plane.get("models/sim-small")
+        assert model["last_error"] == "killed by signal 11 on node node-1"
+        assert model["failures"] == 0
     finally:
         plane.stop()
