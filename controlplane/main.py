@@ -11,7 +11,6 @@ import argparse  # noqa: E402
 import logging  # noqa: E402
 import os  # noqa: E402
 import random  # noqa: E402
-import resource  # noqa: E402
 import secrets  # noqa: E402
 import sys  # noqa: E402
 from collections.abc import Callable, Iterable  # noqa: E402
@@ -61,7 +60,7 @@ from controlplane.store.sqlite import SqliteStore  # noqa: E402
 from controlplane.store.writer import StoreWriter  # noqa: E402
 from llmgw import __version__  # noqa: E402
 from llmgw.runtime.clock import SystemClock  # noqa: E402
-from llmgw.runtime.daemon import Stopper, reload_when, run  # noqa: E402
+from llmgw.runtime.daemon import Stopper, allow_many_files, reload_when, run  # noqa: E402
 from llmgw.runtime.files import private_directory  # noqa: E402
 from llmgw.runtime.logs import Logger, configure, set_level  # noqa: E402
 from llmgw.runtime.settings import Fault, Loaded, SettingsError  # noqa: E402
@@ -340,17 +339,10 @@ def main(arguments: list[str] | None = None) -> int:
     return _serve(settings, catalog, tokens, read)
 
 
-def _allow_many_files() -> None:
-    """Every agent is an open file, and the usual soft limit is 1024."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
 def _serve(settings: Loaded, catalog: Catalog, tokens: FleetTokens, reread: Callable[[], Loaded]) -> int:
     asked = Event()
     stopper = Stopper(asked.set)  # first of all: a SIGHUP while we start must not end us
-    _allow_many_files()
+    allow_many_files()
     try:
         control_plane = ControlPlane(settings, catalog, tokens, reread)
     except (StoreError, StoreUnavailable) as error:

@@ -7,7 +7,6 @@ patches each worker as the first thing it does after the fork, before any socket
 import argparse
 import logging
 import math
-import resource
 import signal
 import sys
 from pathlib import Path
@@ -18,6 +17,7 @@ from gunicorn.arbiter import Arbiter
 from gunicorn.glogging import Logger as GunicornLogger
 
 from llmgw.runtime import logs
+from llmgw.runtime.daemon import allow_many_files
 from llmgw.runtime.daemon import run as run_part
 from llmgw.runtime.settings import Address, Fault, Loaded, SettingsError, read_secret
 from router.settings import load
@@ -157,10 +157,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="llmgw router", description="The OpenAI-compatible endpoint of a fleet.")
     parser.add_argument("--config", type=Path, metavar="FILE", help="settings (YAML)")
     options = parser.parse_args(arguments)
-    # Every connection is an open file, and the usual soft limit is 1024.
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    allow_many_files()
     RouterApplication(options.config).run()
     return 0
 

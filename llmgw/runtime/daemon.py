@@ -1,6 +1,7 @@
 """Life of a long-running process: signals in, an orderly end out."""
 
 import os
+import resource
 import signal
 import sys
 import threading
@@ -44,6 +45,14 @@ class Stopper:
     def _run_reload(self) -> None:
         if self._reload is not None:
             gevent.spawn(self._reload)
+
+
+def allow_many_files() -> None:
+    """Raise the limit on open files to the most we may have: every connection is one, and
+    the usual soft limit is 1024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def reload_when(asked: Event, reload: Callable[[], None]) -> None:
