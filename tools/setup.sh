@@ -50,6 +50,15 @@ if [[ ! -x $venv/bin/python ]] || ! "$venv/bin/python" -c 'import pip' 2>/dev/nu
     "$python" -m venv "$venv"
 fi
 
+# The demo prints a curl command to try, which minimal systems lack too.
+if ! command -v curl >/dev/null; then
+    if debian_root; then
+        install_packages curl
+    else
+        say "curl is missing: the commands that the demo prints, and one test of it, need it"
+    fi
+fi
+
 # llama.cpp's builds are linked against the GNU OpenMP library, which minimal systems lack.
 if ! ldconfig -p 2>/dev/null | grep -q 'libgomp\.so\.1 '; then
     if debian_root; then

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from agent import installs
@@ -123,8 +124,7 @@ def test_a_version_without_end(tmp_path: Path) -> None:
     program.chmod(0o755)
     seen = installs.probe(Install("llamacpp", "binary", str(program)))
     assert seen.state == "failed" and "printed more than" in seen.detail
-    left = subprocess.run(["pgrep", "-f", str(program)], capture_output=True, text=True, check=False).stdout
-    assert left == ""
+    assert [each.pid for each in psutil.process_iter(["cmdline"]) if str(program) in (each.info["cmdline"] or ())] == []
 
 
 def test_who_listens() -> None:
