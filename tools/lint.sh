@@ -12,7 +12,7 @@ check() {
     "$@" || failed+=("$name")
 }
 
-mapfile -t scripts < <(find . \( -name '.venv*' -o -name .git \) -prune -o -type f \( -name '*.sh' -o -path ./.ci/run \) -print)
+mapfile -t scripts < <(find . \( -name '.venv*' -o -name .git -o -name .cache -o -name build \) -prune -o -type f \( -name '*.sh' -o -path ./.ci/run \) -print)
 
 check 'ruff check' $bin/ruff check .
 check 'ruff format' $bin/ruff format --check .
