@@ -46,7 +46,7 @@ class Sim:
         """Arguments and variables that llmgw owns."""
         return common_faults(spec, _DENIED_ARGS, {})
 
-    def plan(self, spec: ShardSpec, install: Install, node: NodeFacts) -> LaunchPlan:  # noqa: ARG002
+    def plan(self, spec: ShardSpec, install: Install, node: NodeFacts) -> LaunchPlan:  # noqa: ARG002 - the protocol's
         """The key goes through ``LLMGW_SIM_API_KEY``."""
         argv = [install.path or sys.executable, "-m", _MODULE, "--host", spec.host, "--port", str(spec.port)]
         argv += ["--model", spec.served_name]

@@ -99,37 +99,37 @@ class NvmlReader:
         return self._instances(handle, card) or [dataclasses.replace(card, device=uncarved)]
 
     def _instances(self, handle_of_card: Any, card: DeviceReading) -> list[DeviceReading]:
+        count = self._ask(lambda: self._library.nvmlDeviceGetMaxMigDeviceCount(handle_of_card)) or 0
+        found = (self._instance(handle_of_card, card, index) for index in range(count))
+        return [instance for instance in found if instance is not None]
+
+    def _instance(self, handle_of_card: Any, card: DeviceReading, index: int) -> DeviceReading | None:
+        """The MIG instance at ``index``; ``None`` if that place is empty."""
         nvml = self._library
         whole = card.device
-        instances = []
-        for index in range(self._ask(lambda: nvml.nvmlDeviceGetMaxMigDeviceCount(handle_of_card)) or 0):
-            handle = self._ask(lambda index=index: nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle_of_card, index))  # type: ignore[misc]
-            if handle is None:
-                continue
-            uuid = _text(nvml.nvmlDeviceGetUUID(handle))
-            name = _text(self._ask(lambda handle=handle: nvml.nvmlDeviceGetName(handle)) or "")  # type: ignore[misc]
-            memory = self._ask(lambda handle=handle: nvml.nvmlDeviceGetMemoryInfo(handle))  # type: ignore[misc]
-            profile = mig_profile(name) or self._profile(handle)
-            device = Device(
-                uuid=uuid,
-                kind="mig",
-                index=mig_index(whole.index, index),
-                name=name,
-                device_class=mig_class(whole.device_class, profile) if profile else "",
-                memory_bytes=int(memory.total) if memory is not None else None,
-                parent=whole.uuid,
-                excluded=whole.excluded or (None if profile else "the driver does not tell the instance's profile"),
-            )
-            instances.append(
-                DeviceReading(
-                    device,
-                    memory_used_bytes=int(memory.used) if memory is not None else None,
-                    temperature_celsius=card.temperature_celsius,
-                    power_watts=card.power_watts,
-                    processes=self._processes(handle),
-                )
-            )
-        return instances
+        handle = self._ask(lambda: nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle_of_card, index))
+        if handle is None:
+            return None
+        name = _text(self._ask(lambda: nvml.nvmlDeviceGetName(handle)) or "")
+        memory = self._ask(lambda: nvml.nvmlDeviceGetMemoryInfo(handle))
+        profile = mig_profile(name) or self._profile(handle)
+        device = Device(
+            uuid=_text(nvml.nvmlDeviceGetUUID(handle)),
+            kind="mig",
+            index=mig_index(whole.index, index),
+            name=name,
+            device_class=mig_class(whole.device_class, profile) if profile else "",
+            memory_bytes=int(memory.total) if memory is not None else None,
+            parent=whole.uuid,
+            excluded=whole.excluded or (None if profile else "the driver does not tell the instance's profile"),
+        )
+        return DeviceReading(
+            device,
+            memory_used_bytes=int(memory.used) if memory is not None else None,
+            temperature_celsius=card.temperature_celsius,
+            power_watts=card.power_watts,
+            processes=self._processes(handle),
+        )
 
     def _profile(self, handle: Any) -> str | None:
         """Older drivers do not name the profile: slices and memory make it up."""

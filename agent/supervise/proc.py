@@ -120,7 +120,7 @@ def _listeners(pid: int, port: int) -> set[str]:
 
 def _target(link: str) -> str:
     try:
-        return os.readlink(link)  # noqa: PTH115 - not a path
+        return os.readlink(link)  # noqa: PTH115 - the text is wanted: socket:[1]
     except FileNotFoundError:
         return ""
 

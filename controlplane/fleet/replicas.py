@@ -5,7 +5,7 @@ import msgspec
 
 from controlplane.fleet.context import Fleet
 from controlplane.fleet.health import failed_start, proved
-from controlplane.planning.view import FleetView, NodeView, ReplicaView, ShardView
+from controlplane.planning.view import FleetView, NodeView, ReplicaState, ReplicaView, ShardView
 from llmgw.wire.messages import ShardExit, ShardKey, ShardSpec, ShardStatus
 
 
@@ -186,11 +186,11 @@ def derive(fleet: Fleet, replica: ReplicaView, now: float) -> None:
         replica.deadline = now + _startup_timeout(replica) + fleet.settings.startup_margin
 
 
-def _enter(fleet: Fleet, replica: ReplicaView, state: str, reason: str, now: float) -> None:
+def _enter(fleet: Fleet, replica: ReplicaView, state: ReplicaState, reason: str, now: float) -> None:
     if replica.state == state:
         return
     took = now - replica.created
-    replica.state = state  # type: ignore[assignment]
+    replica.state = state
     replica.since = now
     replica.reason = reason
     fleet.touch()
