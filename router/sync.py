@@ -22,6 +22,7 @@ log = Logger("router.sync")
 WAIT_SECONDS = 25.0
 FIRST_BACKOFF = 0.25
 LONGEST_BACKOFF = 10.0
+WITHOUT_TABLE = 0.5
 EARLY_SECONDS = 0.2
 """An answer without news that comes sooner than this was no long poll."""
 PAUSE_SECONDS = 0.02
@@ -51,7 +52,7 @@ class Backoff:
 
 class Sync:
     """Polls the control plane and hands each new table to ``use``. ``asked`` is set once
-    the first poll was answered, or failed."""
+    the first poll was answered, or failed while an earlier table is in use."""
 
     def __init__(self, control: Control, file: Path, use: Callable[[RouteTable], None]) -> None:
         self._control = control
@@ -83,6 +84,12 @@ class Sync:
         self._use(table)
         log.info("using the last route table until the control plane answers", models=len(table.models))
 
+    def _pause(self) -> float:
+        """How long to wait after a failed poll: not long while there is no table at all,
+        since until then everybody is refused."""
+        pause = self._backoff.next()
+        return pause if self._table is not None else min(pause, WITHOUT_TABLE)
+
     def run(self) -> None:
         """Poll for ever."""
         asked = ""  # the first answer is a whole table, also if the one on disk is current
@@ -94,8 +101,9 @@ class Sync:
                 if not self.failing:
                     log.warning("no route table", why=error)
                 self.failing = True
-                self.asked.set()
-                gevent.sleep(self._backoff.next())
+                if self._table is not None:
+                    self.asked.set()
+                gevent.sleep(self._pause())
                 continue
             if self.failing:
                 log.info("the control plane answers again")

@@ -31,7 +31,7 @@ BEAT_SECONDS = 0.25
 """How often a worker tells the master that it lives, and looks whether it shall end."""
 
 FIRST_TABLE_SECONDS = 2.0
-"""How long a worker that starts waits for the control plane's first answer, at most."""
+"""How long a worker that starts waits for a table, at most."""
 
 
 class RouterWorker(GeventWorker):  # type: ignore[misc]
@@ -51,7 +51,7 @@ class RouterWorker(GeventWorker):  # type: ignore[misc]
         self.stall = StallDetector(interval=0.05).start()
         # A worker that no longer hears of changes must not go on as if there were none.
         gevent.spawn(sync.run).link(self._end)
-        # Not before the control plane was asked: a sibling that serves must not make up
+        # Not before there is a table, within reason: a sibling that serves must not make up
         # for a worker that would refuse everybody.
         sync.asked.wait(FIRST_TABLE_SECONDS)
         gevent.spawn(Reporter(control).run, lambda: service.routes).link(self._end)

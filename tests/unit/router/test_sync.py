@@ -2,13 +2,14 @@ import os
 import random
 import threading
 
+import gevent
 import pytest
 
 from llmgw.runtime.settings import Address
 from llmgw.wire.routing import Endpoint, RoutedModel, RouteTable, encode
 from router.control import Control
 from router.report import build as report
-from router.sync import Backoff, Sync
+from router.sync import WITHOUT_TABLE, Backoff, Sync
 from router.table import build
 
 TABLE = RouteTable(
@@ -97,3 +98,27 @@ def test_secrets_have_no_repr():
     assert "rt-secret" not in repr(CONTROL)
     assert "ek-secret" not in repr(TABLE.models[0].endpoints[0])
     assert "ek-secret" not in repr(build(TABLE).live["e"])
+
+
+def test_a_failed_first_poll_counts_only_with_a_table_at_hand(tmp_path):
+    """RTR-15: parts that start together. Without a table a worker waits on, and asks again soon,
+    rather than refuse what its siblings can serve; with the table on disk it serves at once."""
+    file = tmp_path / "table.json"
+    nobody = Control(Address("127.0.0.1", 1), "r1", "rt-secret-0123456789")
+    sync = Sync(nobody, file, lambda table: None)
+    polling = gevent.spawn(sync.run)
+    try:
+        assert not sync.asked.wait(0.7)
+        assert sync.failing
+        assert max(sync._pause() for _ in range(20)) <= WITHOUT_TABLE
+    finally:
+        polling.kill()
+    file.write_bytes(encode(TABLE))
+    sync = Sync(nobody, file, lambda table: None)
+    sync.restore()
+    polling = gevent.spawn(sync.run)
+    try:
+        assert sync.asked.wait(5)
+        assert sync.failing
+    finally:
+        polling.kill()
