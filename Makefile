@@ -53,6 +53,10 @@ test-e2e: setup  ## The whole path with a real engine and the official client
 test-chaos: setup  ## Real processes killed at random moments
 	@ARGS="$(ARGS)" tools/test.sh chaos
 
+.PHONY: fuzz-api
+fuzz-api: setup  ## Generated requests to every operation of the admin API (ARGS=500: examples for each)
+	@LLMGW_FUZZ_EXAMPLES="$(or $(ARGS),200)" $(PY) -m pytest -q -s tests/fleet/api
+
 .PHONY: lint
 lint: setup  ## Style, types, import rules, shell scripts
 	@tools/lint.sh

@@ -4,12 +4,13 @@ The loop (``controlplane.loop``) is a sans-IO machine: a driver feeds it events 
 the monotonic time and carries the effects out. Both are plain frozen values.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from controlplane.catalog.model import Catalog
 from llmgw.wire.messages import Down, Hello, Refuse, Unknown, Up
-from llmgw.wire.routing import Report, RoutedModel
+from llmgw.wire.routing import Report, RoutedAlias, RoutedModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +71,50 @@ class Cordon:
 
 
 @dataclass(frozen=True, slots=True)
+class LabelsSet:
+    """The labels that people gave a node, all of them; they lie over the agent's own
+    (PLC-09)."""
+
+    node_id: str
+    labels: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class HoldsSet:
+    """The domains in which nothing new is placed, all of them: ``LABEL=VALUE`` and why
+    (PLC-15)."""
+
+    holds: Mapping[str, Cordon]
+
+
+@dataclass(frozen=True, slots=True)
+class ServingSet:
+    """Whether anything is served at all (REC-31, the cluster setting ``serving.stopped``)."""
+
+    stopped: bool
+    actor: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RestartRequested:
+    """Replace these replicas one at a time per model, each by a new one that is ready
+    before it drains; ``in_place`` stops first (REC-30)."""
+
+    replicas: tuple[str, ...]
+    actor: str
+    reason: str
+    in_place: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ProviderKeysRead:
+    """The key files of external models, as they are now: what is wrong with each in
+    words, or "" (CAT-10). Holds no key."""
+
+    faults: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
 class Committed:
     """The decisions of a batch are durable: their actions may be dispatched."""
 
@@ -99,6 +144,11 @@ Event = (
     | CatalogChanged
     | EnrolmentChanged
     | CordonSet
+    | LabelsSet
+    | HoldsSet
+    | ServingSet
+    | RestartRequested
+    | ProviderKeysRead
     | Committed
     | RouterReported
     | RetryRequested
@@ -155,10 +205,13 @@ class Note:
 
 @dataclass(frozen=True, slots=True)
 class PublishRoutes:
-    """The routes changed. The publisher adds API keys and a generation."""
+    """The routes changed. The publisher adds API keys and a generation, and fills in the
+    keys of external endpoints: ``key_files`` maps an endpoint's id to the file (CAT-10)."""
 
     models: tuple[RoutedModel, ...]
     settling: bool
+    aliases: tuple[RoutedAlias, ...] = ()
+    key_files: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,9 @@ durable ``on_committed`` is called with its number. While the disk refuses, batc
 wait and are tried again, so what they decided does not happen either.
 """
 
+import hashlib
 import os
+import secrets
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -36,7 +38,8 @@ _FIRST_WAIT, _LONGEST_WAIT = 0.2, 5.0
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One decision or note as it is written and shown. ``at`` is ISO 8601 in UTC."""
+    """One decision or note as it is written and shown. ``at`` is ISO 8601 in UTC, ``id``
+    unique for ever (empty in files of older releases)."""
 
     at: str
     kind: str
@@ -47,6 +50,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     replica: str | None = None
     node: str | None = None
     figures: dict[str, Any] = {}
+    id: str = ""
 
 
 _encoder = msgspec.json.Encoder(enc_hook=str)
@@ -57,7 +61,9 @@ class Journal:
     """Appends to ``file`` in the threadpool, from one greenlet.
 
     ``failing`` says why the last write failed (empty once one succeeds), ``failures``
-    counts failed writes, ``left_out`` notes that were never written.
+    counts failed writes, ``left_out`` notes that were never written. ``durable`` is how
+    many bytes of the current file are synced; ``on_durable`` is called when it grew,
+    ``on_entries`` with what is handed over, before it is written.
     """
 
     def __init__(
@@ -81,10 +87,20 @@ class Journal:
         self._greenlet: gevent.Greenlet[..., None] | None = None
         self._descriptor: int | None = None
         self._size = 0
+        self._run_id = secrets.token_hex(6)
+        self._count = 0
         self.recent: deque[Entry] = deque(maxlen=RECENT)
+        self.durable = 0
+        self.on_durable: Callable[[], None] | None = None
+        self.on_entries: Callable[[tuple[Entry, ...]], None] | None = None
         self.failing = ""
         self.failures = 0
         self.left_out = 0
+
+    @property
+    def file(self) -> Path:
+        """The current file."""
+        return self._file
 
     def start(self) -> "Journal":
         """Open the file (mode 0600), mend a line that a crash cut short, and remember
@@ -129,10 +145,14 @@ class Journal:
                 replica=decision.replica,
                 node=decision.node,
                 figures=decision.figures,
+                id=f"{self._run_id}-{self._count + number:08d}",
             )
-            for decision in decisions
+            for number, decision in enumerate(decisions)
         )
+        self._count += len(entries)
         self.recent.extend(entries)
+        if self.on_entries is not None:
+            self.on_entries(entries)
         self._pending.append((batch, entries))
         self._idle.clear()
         self._wake.set()
@@ -156,6 +176,8 @@ class Journal:
                     continue
                 wait = _FIRST_WAIT
                 self.failing = ""
+                if self.on_durable is not None:
+                    self.on_durable()
                 for batch, _ in taken:
                     self._pending.popleft()
                     if batch is None:
@@ -172,8 +194,9 @@ class Journal:
         data = os.pread(descriptor, self._size - start, start)
         if data and not data.endswith(b"\n"):
             self._size += os.write(descriptor, b"\n")
+        self.durable = self._size
         lines = data.splitlines()[1 if start else 0 :]
-        return [entry for line in lines[-RECENT:] if (entry := _parse(line)) is not None]
+        return [entry for line in lines[-RECENT:] if (entry := parse_line(line)) is not None]
 
     def _open(self) -> int:
         if self._descriptor is None:
@@ -195,6 +218,7 @@ class Journal:
             os.ftruncate(descriptor, self._size)  # no half lines: the whole is tried again
             raise
         self._size += len(data)
+        self.durable = self._size
 
     def _notice_removal(self) -> None:
         """A file that somebody removed would take what is written with it: begin a new one."""
@@ -206,13 +230,24 @@ class Journal:
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
+        self.durable = 0
+        older = files(self._file)
         for number in range(KEPT, 0, -1):
-            older = self._file if number == 1 else self._numbered(number - 1)
-            if older.exists():
-                older.replace(self._numbered(number))
+            if older[number - 1].exists():
+                older[number - 1].replace(older[number])
 
-    def _numbered(self, number: int) -> Path:
-        return self._file.with_name(f"{self._file.name}.{number}")
+
+def files(file: Path) -> list[Path]:
+    """The journal's files, newest first, whether there or not."""
+    return [file, *(file.with_name(f"{file.name}.{number}") for number in range(1, KEPT + 1))]
+
+
+def parse_line(line: bytes) -> Entry | None:
+    """The entry of a line, with an id; ``None`` if the line is no entry."""
+    entry = _parse(line)
+    if entry is None or entry.id:
+        return entry
+    return msgspec.structs.replace(entry, id=hashlib.sha256(line.strip()).hexdigest()[:32])
 
 
 def _parse(line: bytes) -> Entry | None:

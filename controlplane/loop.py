@@ -7,28 +7,33 @@ machines of ``controlplane.fleet``; nothing is decided in the driver.
 
 import random
 from collections import deque
-from collections.abc import Generator, Mapping
+from collections.abc import Generator
 
 from controlplane.catalog.model import Catalog
 from controlplane.events import (
     CatalogChanged,
     Commit,
     Committed,
-    Cordon,
     CordonSet,
     Effect,
     EnrolmentChanged,
     Event,
     FrameReceived,
+    HoldsSet,
+    LabelsSet,
+    ProviderKeysRead,
     PublishRoutes,
+    RestartRequested,
     RetryRequested,
     RouterReported,
+    ServingSet,
     SessionClosed,
     SessionOpened,
 )
-from controlplane.fleet import dispatch, nodes, replicas, sessions
+from controlplane.fleet import dispatch, intents, nodes, replicas, restarts, sessions
 from controlplane.fleet.context import Fleet, Recent
 from controlplane.fleet.health import forgive
+from controlplane.fleet.intents import Intent
 from controlplane.planning.check import check, check_view
 from controlplane.planning.drains import MEMORY, Routers, RouterSeen
 from controlplane.planning.overlay import Overlay
@@ -37,10 +42,9 @@ from controlplane.planning.policy import LoopSettings
 from controlplane.planning.reconcile import overtaken, plan, wanted
 from controlplane.planning.view import FleetView, Settling
 from controlplane.planning.words import listing
-from controlplane.publish.routes import routes
-from llmgw.wire.routing import RoutedModel
+from controlplane.publish.routes import EXTERNAL, aliases, key_files, routes
 
-__all__ = ["Loop", "LoopSettings", "Recent"]
+__all__ = ["Intent", "Loop", "LoopSettings", "Recent"]
 
 WHOLE_CHECK = 60.0
 """Seconds between two checks of the whole view."""
@@ -54,7 +58,7 @@ class Loop:
     last decisions and events, oldest first. ``epoch`` goes with commands.
 
     ``boot`` names this process: it must differ from every earlier one's, because
-    command ids begin with it.
+    command ids begin with it. ``intent`` is what people decided before.
     """
 
     def __init__(
@@ -63,7 +67,7 @@ class Loop:
         catalog: Catalog,
         *,
         enrolled: frozenset[str],
-        cordons: Mapping[str, Cordon],
+        intent: Intent,
         rng: random.Random,
         epoch: int,
         boot: str,
@@ -71,7 +75,12 @@ class Loop:
         engine_secret: bytes | None,
         now: float,
     ) -> None:
-        view = FleetView(catalog=catalog, settling=Settling(started=now, steady_since=now))
+        view = FleetView(
+            catalog=catalog,
+            settling=Settling(started=now, steady_since=now),
+            holds=dict(intent.holds),
+            serving=intent.serving,
+        )
         self._fleet = Fleet(
             view=view,
             settings=settings,
@@ -81,13 +90,14 @@ class Loop:
             version=version,
             engine_secret=engine_secret,
             now=now,
+            cordons=dict(intent.cordons),
+            labels=dict(intent.labels),
         )
-        self._cordons = dict(cordons)
-        self._published: tuple[tuple[RoutedModel, ...], bool] | None = None
+        self._published: PublishRoutes | None = None
         self._last_pass = now
         self._next_whole_check = now + WHOLE_CHECK
         self.next_wake = now
-        nodes.enrol(self._fleet, enrolled, self._cordons, now)
+        nodes.enrol(self._fleet, enrolled, now)
 
     @property
     def view(self) -> FleetView:
@@ -138,17 +148,42 @@ class Loop:
             case CatalogChanged():
                 self._catalog_changed(event.catalog)
             case EnrolmentChanged():
-                nodes.enrol(fleet, event.node_ids, self._cordons, now)
+                nodes.enrol(fleet, event.node_ids, now)
             case CordonSet():
-                self._cordon(event)
+                intents.set_cordon(fleet, event.node_id, event.cordon)
+            case LabelsSet():
+                intents.set_labels(fleet, event)
+            case HoldsSet():
+                intents.set_holds(fleet, event)
+            case ServingSet():
+                intents.set_serving(fleet, event)
+            case RestartRequested():
+                restarts.request(fleet, event)
+            case ProviderKeysRead():
+                self._keys_read(event)
             case RouterReported():
                 self._reported(event, now)
             case RetryRequested():
                 forgive(fleet, event.model)
                 fleet.note("retry", f"asked for by {event.actor}", model=event.model)
+        self._restarts()
         if fleet.routes_dirty and not fleet.view.settling.active:
             self._publish()
         return fleet.take()
+
+    def _restarts(self) -> None:
+        if self._fleet.restarting or self._fleet.view.in_place:
+            restarts.look(self._fleet)
+
+    def _keys_read(self, event: ProviderKeysRead) -> None:
+        fleet = self._fleet
+        before = fleet.view.provider_keys
+        fleet.view.provider_keys = dict(event.faults)
+        for model, file in ((name[len(EXTERNAL) :], file) for name, file in key_files(fleet.view.catalog).items()):
+            fault = event.faults.get(file, "")
+            if fault != before.get(file, ""):
+                fleet.note("provider-key", fault or "its key file can be used", model=model)
+        fleet.routes_dirty = fleet.dirty = True
 
     def _catalog_changed(self, catalog: Catalog) -> None:
         fleet = self._fleet
@@ -166,15 +201,6 @@ class Loop:
         fleet.note("catalog", f"changed: {listing(changed, 10) or 'nothing'}", models=len(catalog.models))
         fleet.touch()
         fleet.routes_dirty = True
-
-    def _cordon(self, event: CordonSet) -> None:
-        if event.cordon is None:
-            self._cordons.pop(event.node_id, None)
-        else:
-            self._cordons[event.node_id] = event.cordon
-        node = self._fleet.view.nodes.get(event.node_id)
-        if node is not None:
-            nodes.cordon(self._fleet, node, event.cordon)
 
     def _reported(self, event: RouterReported, now: float) -> None:
         report = event.report
@@ -196,13 +222,18 @@ class Loop:
         fleet.now = now
         fleet.dirty = False
         self._time_passes(now)
+        self._restarts()
         effects = fleet.take()
         decided = yield from plan(
             fleet.view, Overlay(fleet.view), fleet.settings, routers=fleet.routers, now=now, rng=fleet.rng
         )
         fleet.now = max(fleet.now, now)
         self._refusals(decided, now)
+        # If events came in since, it may fit by now, and is tried anew.
+        given_up = decided.given_up if fleet.view.version == decided.version else {}
         accepted = self._accept(decided)
+        for replica_id, why in given_up.items():
+            restarts.give_up(fleet, replica_id, why)
         for action in accepted:
             dispatch.apply(fleet, action, now)
         if accepted:
@@ -213,6 +244,7 @@ class Loop:
             fleet.batches[fleet.last_batch] = tuple(accepted)
             fleet.out.append(Commit(fleet.last_batch, decisions))
         fleet.dirty = fleet.view.version != decided.version + len(accepted) or not decided.complete
+        self._restarts()
         self._publish()
         self._last_pass = now
         self.next_wake = self._wake(now)
@@ -278,10 +310,15 @@ class Loop:
     def _publish(self) -> None:
         fleet = self._fleet
         fleet.routes_dirty = False
-        table = (routes(fleet.view, fleet.engine_secret), fleet.view.settling.active)
+        table = PublishRoutes(
+            routes(fleet.view, fleet.engine_secret),
+            fleet.view.settling.active,
+            aliases(fleet.view.catalog),
+            key_files(fleet.view.catalog),
+        )
         if table != self._published:
             self._published = table
-            fleet.out.append(PublishRoutes(*table))
+            fleet.out.append(table)
 
     def _wake(self, now: float) -> float:
         """When the next pass is due: the interval, or the first moment before it at

@@ -1,6 +1,7 @@
 """The control plane's process: ``python -m controlplane.main --config FILE``.
 
-The only composition root: the one place that builds stores, drivers and listeners.
+The composition root: builds stores, drivers and listeners; ``controlplane.assembly`` puts
+the services on top of them.
 """
 
 from gevent import monkey
@@ -13,7 +14,7 @@ import os  # noqa: E402
 import random  # noqa: E402
 import secrets  # noqa: E402
 import sys  # noqa: E402
-from collections.abc import Callable, Iterable  # noqa: E402
+from collections.abc import Callable, Mapping  # noqa: E402
 from pathlib import Path  # noqa: E402
 from typing import Any  # noqa: E402
 
@@ -21,47 +22,51 @@ import gevent  # noqa: E402
 from gevent.event import Event  # noqa: E402
 
 from controlplane.api.app import MAX_BODY, create_app  # noqa: E402
-from controlplane.catalog.load import load_catalog  # noqa: E402
-from controlplane.catalog.model import Catalog  # noqa: E402
+from controlplane.assembly import Parts, assemble  # noqa: E402
+from controlplane.background import Background  # noqa: E402
+from controlplane.catalog.load import Files, merge  # noqa: E402
+from controlplane.clustersettings import FILE_SECTION, FileValue, allowable, file_values  # noqa: E402
 from controlplane.driver import Driver  # noqa: E402
 from controlplane.events import (  # noqa: E402
     CloseSession,
     Commit,
     Committed,
-    Cordon,
     Decision,
     EnrolmentChanged,
     EpochRaised,
     Note,
     PublishRoutes,
     Send,
+    ServingSet,
 )
 from controlplane.inbox import Inbox  # noqa: E402
 from controlplane.journal import Journal  # noqa: E402
-from controlplane.leadership.single import DatabaseLock  # noqa: E402
 from controlplane.listeners.agents import AgentListener  # noqa: E402
 from controlplane.listeners.http import HttpListener  # noqa: E402
-from controlplane.listeners.routers import RouterApplication, RouterSeen  # noqa: E402
+from controlplane.listeners.routers import RouterApplication  # noqa: E402
+from controlplane.listeners.tls import ServerTls  # noqa: E402
 from controlplane.listeners.tokens import FleetTokens, load_tokens  # noqa: E402
-from controlplane.loop import Loop, LoopSettings  # noqa: E402
-from controlplane.metrics import Metrics, Sources  # noqa: E402
+from controlplane.loop import Loop  # noqa: E402
 from controlplane.offhub import off_hub  # noqa: E402
+from controlplane.publish.providers import ProviderKeys  # noqa: E402
+from controlplane.publish.routes import key_files  # noqa: E402
 from controlplane.publish.table import Publisher  # noqa: E402
+from controlplane.remembered import remember  # noqa: E402
+from controlplane.services.auth import load_local_token  # noqa: E402
 from controlplane.services.catalog import CatalogService  # noqa: E402
-from controlplane.services.context import Services  # noqa: E402
+from controlplane.services.changes import Changes  # noqa: E402
+from controlplane.services.cluster_settings import ClusterSettings  # noqa: E402
 from controlplane.services.errors import Refused  # noqa: E402
-from controlplane.services.fleet import Fleet  # noqa: E402
+from controlplane.services.events import EventService  # noqa: E402
 from controlplane.services.keys import Keys  # noqa: E402
 from controlplane.services.recovery import once_answered  # noqa: E402
-from controlplane.services.status import Identity, Status  # noqa: E402
+from controlplane.services.status import Identity  # noqa: E402
 from controlplane.settings import load  # noqa: E402
-from controlplane.store.port import ApiKey, Store, StoreError, StoreUnavailable  # noqa: E402
-from controlplane.store.sqlite import SqliteStore  # noqa: E402
-from controlplane.store.writer import StoreWriter  # noqa: E402
+from controlplane.startup import OpenStore, load_all, loop_settings, make_state_dir, open_store  # noqa: E402
+from controlplane.store.port import StoreError, StoreUnavailable  # noqa: E402
 from llmgw import __version__  # noqa: E402
 from llmgw.runtime.clock import SystemClock  # noqa: E402
 from llmgw.runtime.daemon import Stopper, allow_many_files, reload_when, run  # noqa: E402
-from llmgw.runtime.files import private_directory  # noqa: E402
 from llmgw.runtime.logs import Logger, configure, set_level  # noqa: E402
 from llmgw.runtime.settings import Fault, Loaded, SettingsError  # noqa: E402
 from llmgw.runtime.stall import StallDetector  # noqa: E402
@@ -78,31 +83,43 @@ OPENING = 30.0
 class ControlPlane:
     """Everything of one control plane, wired. ``start`` binds the listeners."""
 
-    def __init__(self, settings: Loaded, catalog: Catalog, tokens: FleetTokens, reread: Callable[[], Loaded]) -> None:
+    def __init__(
+        self,
+        settings: Loaded,
+        files: Files,
+        tokens: FleetTokens,
+        reread: Callable[[], Loaded],
+        store: OpenStore,
+    ) -> None:
         self._settings = settings
         self._reread = reread
         self._tokens = tokens
         self._clock = SystemClock()
-        state_dir = _make_state_dir(settings["state_dir"])
-        database = state_dir / "llmgw.db"
-        self._lock = DatabaseLock(database)
-        self._store = StoreWriter(lambda: SqliteStore(database), settings["store.timeout"]).start()
+        state_dir = make_state_dir(settings["state_dir"])
+        self._opened = store
+        self._store = store.threads
         now = self._clock.now().timestamp()
         candidate = secrets.token_bytes(32)
 
-        def open_with(store: Store) -> tuple[int, bytes, tuple[ApiKey, ...], dict[str, Cordon]]:
-            return store.take_epoch(), store.secret("engine", candidate, now), store.api_keys(), store.cordons()
-
-        epoch, secret, keys, cordons = self._store.call(open_with, timeout=OPENING)
+        kept = self._store.write(lambda tx: remember(tx, candidate, now), timeout=OPENING)
+        changes = Changes(self._store, self._clock)
+        self._cluster = ClusterSettings(
+            self._store, changes, self._clock, file=file_values(settings), stored=kept.settings
+        )
+        self._cluster.on_change("log.level", set_level)
+        set_level(self._cluster.value("log.level"))
+        allowed = self._cluster.value("engines.allow")
+        catalog = merge(files, {name: row.definition for name, row in kept.models.items()}, allowed)
+        self._local_token = load_local_token(state_dir)
         boot = secrets.token_hex(4)
-        identity = Identity(__version__, boot, self._clock.monotonic(), lambda: self._loop.epoch)
         self._inbox = Inbox()
         self._publisher = Publisher(boot)
+        self._providers = ProviderKeys(self._publisher, self._inbox.force)
         self._journal = Journal(
             state_dir / "decisions.jsonl",
             self._clock,
             lambda batch: self._inbox.force(Committed(batch)),
-            epoch,
+            kept.epoch,
             settings["journal.max_bytes"],
         )
         try:
@@ -111,15 +128,15 @@ class ControlPlane:
             message = f"the decision journal {state_dir / 'decisions.jsonl'} cannot be used: {error.strerror}"
             raise SettingsError("llmgw server", [Fault("state_dir", message)]) from error
         self._loop = Loop(
-            _loop_settings(settings),
+            loop_settings(settings),
             catalog,
             enrolled=frozenset(tokens.nodes),
-            cordons=cordons,
+            intent=kept.intent(stopped=self._cluster.value("serving.stopped")),
             rng=random.SystemRandom(),
-            epoch=epoch,
+            epoch=kept.epoch,
             boot=boot,
             version=__version__,
-            engine_secret=secret,
+            engine_secret=kept.engine_secret,
             now=self._clock.monotonic(),
         )
         self._agents = AgentListener(
@@ -141,54 +158,78 @@ class ControlPlane:
                 Commit: self._commit,
                 Note: self._note,
                 EpochRaised: self._raise_epoch,
-                PublishRoutes: lambda effect: self._publisher.set_routes(effect.models, effect.settling),
+                PublishRoutes: self._publish,
             },
         )
-        router_application = RouterApplication(self._publisher, self._inbox, lambda: self._tokens, self._clock)
+        keys = Keys(
+            self._store,
+            changes,
+            publisher=self._publisher,
+            clock=self._clock,
+            catalog=lambda: self._catalog.current,
+            keys=kept.keys,
+        )
+        self._background = Background(
+            state_dir,
+            self._store,
+            self._journal,
+            self._clock,
+            setting=self._cluster.value,
+            scopes=lambda: {key.id: key.scope for key in keys.all()},
+            knows_model=lambda name: name in self._catalog.current.models,
+            spool_bytes=settings["usage.spool_bytes"],
+        )
+        router_application = RouterApplication(
+            self._publisher, self._inbox, lambda: self._tokens, self._clock, self._background.take_usage
+        )
         self._routers = HttpListener(
             settings["routers.listen"], router_application, Logger("llmgw.routers"), max_body=MAX_REPORT
         )
-        self._catalog = CatalogService(settings["catalog"], catalog, self._inbox, self._clock)
-        fleet = Fleet(lambda: self._loop.view, self._publisher, self._inbox, self._store, self._clock)
+        self._events = EventService(self._journal, self._store, self._clock)
+        self._catalog = CatalogService(
+            settings["catalog"],
+            files,
+            kept.models,
+            allowed=allowed,
+            catalog=catalog,
+            inbox=self._inbox,
+            clock=self._clock,
+        )
+        self._cluster.guard("engines.allow", self._catalog.allowing)
+        self._cluster.on_change("engines.allow", self._catalog.allow)
+        self._cluster.on_change("serving.stopped", self._serve)
         self._stall = StallDetector()
-
-        def seen() -> Iterable[RouterSeen]:
-            return router_application.current()
-
-        metrics = Metrics(
-            Sources(
-                identity=identity,
-                fleet=fleet,
-                driver=self._driver,
-                inbox=self._inbox,
-                agents=self._agents,
-                journal=self._journal,
-                store=self._store,
-                stall=self._stall,
-                clock=self._clock,
-                routers=seen,
-            )
-        )
-        services = Services(
-            fleet=fleet,
-            status=Status(
-                identity,
-                fleet=fleet,
-                catalog=self._catalog,
-                store=self._store,
-                clock=self._clock,
-                routers=seen,
-                refusals=lambda: self._agents.refusals,
-                journal=self._journal,
-            ),
-            keys=Keys(self._store, self._publisher, self._clock, lambda: self._catalog.current, keys),
-            catalog=self._catalog,
-            journal=self._journal,
+        parts = Parts(
+            identity=Identity(__version__, boot, self._clock.monotonic(), lambda: self._loop.epoch),
             settings=settings,
-            metrics=metrics.render,
+            clock=self._clock,
+            store=self._store,
+            changes=changes,
+            cluster=self._cluster,
+            catalog=self._catalog,
+            inbox=self._inbox,
+            publisher=self._publisher,
+            journal=self._journal,
+            background=self._background,
+            events=self._events,
+            driver=self._driver,
+            agents=self._agents,
+            stall=self._stall,
+            view=lambda: self._loop.view,
+            routers=router_application.current,
+            local_token=lambda: self._local_token,
+            keys=keys,
         )
+        services = assemble(parts, kept)
+        self._tls: ServerTls | None = None
+        if settings["admin.certificate"] is not None:
+            self._tls = ServerTls(settings["admin.certificate"], settings["admin.key"], "admin")
         self._admin = HttpListener(
-            settings["admin.listen"], create_app(services, __version__), Logger("llmgw.api"), max_body=MAX_BODY
+            settings["admin.listen"],
+            create_app(services, __version__, loopback=settings["admin.listen"].loopback),
+            Logger("llmgw.api"),
+            max_body=MAX_BODY,
+            tls=self._tls,
         )
 
     def start(self) -> None:
@@ -203,17 +244,21 @@ class ControlPlane:
         if faults:
             raise SettingsError("llmgw server", faults)
         self._stall.start()
+        self._providers.start(key_files(self._loop.view.catalog).values())
         self._driver.start()
+        try:
+            self._background.start()
+        except OSError as error:
+            message = f"the spool of usage in {self._settings['state_dir']} cannot be used: {error.strerror}"
+            raise SettingsError("llmgw server", [Fault("state_dir", message)]) from error
         for name, listener in self._listeners():
             sys.stdout.write(f"llmgw server: {name} {listener.address}\n")
         sys.stdout.flush()
 
     def reload(self) -> None:
         """SIGHUP: tokens, catalog and log level; what is faulty stays as it was."""
-        try:
-            set_level(off_hub(self._reread)["log.level"])
-        except SettingsError as error:
-            log.error("the settings file was refused, the log level stays", faults=error)
+        file = self._reread_cluster()
+        self._reload_admin()
         try:
             self._tokens = off_hub(load_tokens, self._settings["fleet_tokens"])
         except SettingsError as error:
@@ -226,18 +271,53 @@ class ControlPlane:
             self._catalog.reload("SIGHUP")
         except Refused as error:
             log.error("the catalog was not reloaded", why=error)
+        if file is not None:
+            # Once more: what the old catalog forbade the new one may allow.
+            for fault in self._cluster.reread(file):
+                log.error("a cluster setting of the file was refused, the value before stays", why=fault)
+
+    def _reread_cluster(self) -> Mapping[str, FileValue] | None:
+        """Take over the cluster settings of the file, so far as the catalog allows."""
+        try:
+            file = file_values(off_hub(self._reread))
+        except SettingsError as error:
+            log.error("the settings file was refused, the cluster settings stay", faults=error)
+            return None
+        self._cluster.reread(file)
+        set_level(self._cluster.value("log.level"))  # also after a level that was for a while only
+        return file
+
+    def _serve(self, stopped: bool) -> None:
+        by = self._cluster.one("serving.stopped").get("store") or {}
+        self._inbox.force(ServingSet(stopped, by.get("updated_by", "")))
+
+    def _reload_admin(self) -> None:
+        try:
+            self._local_token = off_hub(load_local_token, self._settings["state_dir"])
+        except SettingsError as error:
+            log.error("the file of the admin API's own token was refused, the token in use stays", faults=error)
+        if self._tls is None:
+            return
+        try:
+            self._tls.use(off_hub(self._tls.load))
+        except SettingsError as error:
+            log.error("the certificate of the admin API was refused, the one in use stays", faults=error)
+        else:
+            log.info("certificate of the admin API loaded")
 
     def stop(self) -> None:
         """Say goodbye to agents, let go of everything, within two seconds."""
         self._publisher.close()
+        self._events.close()
         self._agents.stop(timeout=0.4)
         self._driver.stop()
+        self._providers.stop()
         self._routers.stop(timeout=0.1)
         self._admin.stop(timeout=0.2)
         self._journal.stop(timeout=0.4)
-        self._store.close(timeout=0.4)
         self._stall.stop()
-        self._lock.release()
+        self._background.stop(timeout=0.3)
+        self._opened.close(timeout=0.4)
 
     def _listeners(self) -> tuple[tuple[str, Any], ...]:
         return (
@@ -251,10 +331,14 @@ class ControlPlane:
             _tell(decision)
         self._journal.commit(effect.batch, effect.decisions)
 
+    def _publish(self, effect: PublishRoutes) -> None:
+        self._providers.need(effect.key_files.values())
+        self._publisher.set_routes(effect.models, effect.settling, effect.aliases, effect.key_files)
+
     def _raise_epoch(self, effect: EpochRaised) -> None:
         log.warning("an agent had seen a higher epoch: commands carry a new one", epoch=effect.epoch)
         self._journal.epoch = effect.epoch
-        once_answered(self._store, lambda store: store.raise_epoch(effect.epoch), lambda _: None)
+        once_answered(self._store, lambda tx: tx.leadership.raise_epoch(effect.epoch), lambda _: None)
 
     def _note(self, effect: Note) -> None:
         _tell(effect.decision)
@@ -264,53 +348,6 @@ class ControlPlane:
 def _tell(decision: Decision) -> None:
     named = {"model": decision.model, "replica": decision.replica, "node": decision.node}
     decisions.info(decision.kind, why=decision.reason, **{name: value for name, value in named.items() if value})
-
-
-def _make_state_dir(state_dir: Path) -> Path:
-    try:
-        private_directory(state_dir)
-    except OSError as error:
-        raise SettingsError(
-            "llmgw server", [Fault("state_dir", f"{state_dir} cannot be used: {error.strerror}")]
-        ) from error
-    return state_dir
-
-
-def _loop_settings(settings: Loaded) -> LoopSettings:
-    return LoopSettings(
-        interval=settings["loop.interval"],
-        heartbeat=settings["agents.heartbeat"],
-        silence=settings["agents.silence"],
-        unreachable_after=settings["nodes.unreachable_after"],
-        lost_after=settings["nodes.lost_after"],
-        settling_steady=settings["settling.steady"],
-        settling_limit=settings["settling.limit"],
-        drain_grace=settings["drain.grace"],
-        stop_grace=settings["stop.grace"],
-        backoff_first=settings["backoff.first"],
-        backoff_limit=settings["backoff.limit"],
-        parking_failures=settings["parking.failures"],
-    )
-
-
-def _load_all(settings: Loaded) -> tuple[Catalog, FleetTokens]:
-    """What people wrote besides the settings; all faults of all files at once."""
-    faults: list[Fault] = []
-
-    def attempt(read: Callable[[Path], Any], name: str) -> Any:
-        try:
-            return read(settings[name])
-        except SettingsError as error:
-            faults.extend(
-                Fault(f"{error.source}: {fault.path}" if fault.path else error.source, fault.message)
-                for fault in error.faults
-            )
-            return None
-
-    catalog, tokens = attempt(load_catalog, "catalog"), attempt(load_tokens, "fleet_tokens")
-    if faults:
-        raise SettingsError("llmgw server", faults)
-    return catalog, tokens
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -329,24 +366,30 @@ def main(arguments: list[str] | None = None) -> int:
         return load(config, os.environ, {"log.level": options.log_level})
 
     settings = read()
-    catalog, tokens = _load_all(settings)
+    # The store may allow flags, and is not open yet: then the catalog is looked at once more.
+    allowed = settings[f"{FILE_SECTION}.engines.allow"] if options.check else allowable()
+    files, catalog, tokens = load_all(settings, allowed)
     if options.check:
         figures = f"{len(catalog.models)} models, {len(tokens.nodes)} nodes, {len(tokens.routers)} routers"
         sys.stdout.write(f"llmgw server: settings, tokens and catalog are valid ({figures})\n")
         return 0
     configure(settings["log.level"], settings["log.format"])
     logging.getLogger("alembic").setLevel(logging.WARNING)
-    return _serve(settings, catalog, tokens, read)
+    return _serve(settings, files, tokens, read)
 
 
-def _serve(settings: Loaded, catalog: Catalog, tokens: FleetTokens, reread: Callable[[], Loaded]) -> int:
+def _serve(settings: Loaded, files: Files, tokens: FleetTokens, reread: Callable[[], Loaded]) -> int:
     asked = Event()
     stopper = Stopper(asked.set)  # first of all: a SIGHUP while we start must not end us
     allow_many_files()
     try:
-        control_plane = ControlPlane(settings, catalog, tokens, reread)
+        store = open_store(settings, stopper.stopping)
+        if store is None:
+            return 0
+        control_plane = ControlPlane(settings, files, tokens, reread, store)
     except (StoreError, StoreUnavailable) as error:
-        raise SettingsError("llmgw server", [Fault("state_dir", str(error))]) from error
+        place = "store.url" if settings["store.url"] else "state_dir"
+        raise SettingsError("llmgw server", [Fault(place, str(error))]) from error
     control_plane.start()
     gevent.spawn(reload_when, asked, control_plane.reload)
     stopper.wait()

@@ -20,7 +20,7 @@ from controlplane.listeners.routers import RouterSeen
 from controlplane.planning.view import NodeView
 from controlplane.services.fleet import Fleet, Plain
 from controlplane.services.status import Identity
-from controlplane.store.writer import StoreWriter
+from controlplane.store.access import StoreThreads
 from llmgw.runtime.clock import Clock
 from llmgw.runtime.stall import StallDetector
 from llmgw.wire.messages import Device, DeviceUse, Measurements
@@ -39,7 +39,7 @@ class Sources:
     inbox: Inbox
     agents: AgentListener
     journal: Journal
-    store: StoreWriter
+    store: StoreThreads
     stall: StallDetector
     clock: Clock
     routers: Callable[[], Iterable[RouterSeen]]

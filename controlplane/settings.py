@@ -4,19 +4,33 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from controlplane.catalog.locator import HUB, parse_url
+from controlplane.clustersettings import file_rows
+from controlplane.store.opening import url_fault
 from llmgw.runtime.logs import LEVELS
 from llmgw.runtime.settings import (
     ADDRESS,
     DURATION,
     INTEGER,
     PATH,
+    TEXT,
     Fault,
+    Kind,
     Loaded,
     Setting,
     Settings,
     SettingsError,
     choice,
 )
+
+
+def _url(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError("must be a URL such as https://host")
+    return parse_url(value, ("http", "https")).rstrip("/")
+
+
+URL = Kind("URL", _url, {"type": "string", "pattern": "^https?://"})
 
 SETTINGS = Settings(
     "controlplane",
@@ -52,7 +66,20 @@ SETTINGS = Settings(
             minimum=1,
         ),
         Setting("routers.listen", ADDRESS, "127.0.0.1:7002", "Where routers fetch their table. Loopback only."),
-        Setting("admin.listen", ADDRESS, "127.0.0.1:7000", "Where the admin API answers. Loopback only."),
+        Setting(
+            "admin.listen",
+            ADDRESS,
+            "127.0.0.1:7000",
+            "Where the admin API answers. Off loopback it needs admin.certificate and admin.key.",
+        ),
+        Setting(
+            "admin.certificate",
+            PATH,
+            None,
+            "PEM file with the certificate of the admin API and those that signed it; then it speaks TLS. "
+            "Read again on SIGHUP.",
+        ),
+        Setting("admin.key", PATH, None, "PEM file (mode 0600) with the key of admin.certificate."),
         Setting("log.level", choice(*LEVELS), "info", "Least level that is logged; changes live on SIGHUP."),
         Setting("log.format", choice("text", "json"), "text", "Log lines for people or for collectors."),
         Setting("loop.interval", DURATION, "5s", "Longest time between two passes.", minimum=0.01, maximum=300),
@@ -68,8 +95,36 @@ SETTINGS = Settings(
         Setting("backoff.limit", DURATION, "5m", "Longest wait between a model's starts.", minimum=0.01),
         Setting("parking.failures", INTEGER, 5, "Failed starts in a row after which a model is parked.", minimum=1),
         Setting(
+            "store.url",
+            TEXT,
+            "",
+            "The store: postgresql://USER@HOST:PORT/DATABASE, or sqlite:///PATH. Empty: llmgw.db in state_dir.",
+            shown="llmgw.db in state_dir",
+        ),
+        Setting(
+            "store.password_file",
+            TEXT,
+            "",
+            "File (mode 0600) with the password for store.url. Empty: none, or what libpq finds by itself.",
+            shown="none",
+        ),
+        Setting(
             "store.timeout", DURATION, "5s", "Longest wait for the store by a change that people ask for.", minimum=0.1
         ),
+        Setting(
+            "usage.spool_bytes",
+            INTEGER,
+            1024 * 1024 * 1024,
+            "Disk space for usage that waits for the store; when it is full, routers keep theirs.",
+            unit="bytes",
+            minimum=1024 * 1024,
+        ),
+        Setting("sources.hf_endpoint", URL, HUB, "The hub that hf: sources come from, or a mirror with the same API."),
+        Setting(
+            "sources.hf_token_file", PATH, None, "File (mode 0600) with a token for that hub, for gated repositories."
+        ),
+        Setting("sources.ca_file", PATH, None, "PEM file of certificates that sources may have, beside the system's."),
+        Setting("sources.timeout", DURATION, "20s", "Longest time to look for one source.", minimum=0.1, maximum=300),
         Setting(
             "journal.max_bytes",
             INTEGER,
@@ -78,8 +133,26 @@ SETTINGS = Settings(
             unit="bytes",
             minimum=4096,
         ),
+        *file_rows(),
     ),
 )
+
+def _admin_faults(loaded: Loaded) -> list[Fault]:
+    """Tokens must not cross a network in the clear (API-02)."""
+    given = [name for name in ("admin.certificate", "admin.key") if loaded[name] is not None]
+    if len(given) == 1:
+        other = "admin.key" if given == ["admin.certificate"] else "admin.certificate"
+        return [Fault(other, f"is missing: {given[0]} needs it")]
+    if not given and not loaded["admin.listen"].loopback:
+        return [
+            Fault(
+                "admin.listen",
+                f"{loaded['admin.listen']} can be reached from other machines: name a certificate and its key with "
+                "admin.certificate and admin.key, or use a loopback address such as 127.0.0.1 or [::1]",
+            )
+        ]
+    return []
+
 
 LISTENERS = ("agents.listen", "routers.listen", "admin.listen")
 
@@ -105,14 +178,17 @@ def load(
             f"{loaded[name]} can be reached from other machines, which is refused until connections there "
             "are authenticated by certificates: use a loopback address such as 127.0.0.1 or [::1]",
         )
-        for name in LISTENERS
+        for name in ("agents.listen", "routers.listen")
         if not loaded[name].loopback
     ]
+    faults += _admin_faults(loaded)
     faults += [
         Fault(low, f"must be less than {high} ({loaded[low]:g} s is not less than {loaded[high]:g} s)")
         for low, high in _ORDERED
         if loaded[low] >= loaded[high]
     ]
+    if words := url_fault(loaded["store.url"]):
+        faults.append(Fault("store.url", words))
     taken: dict[Any, str] = {}
     for name in LISTENERS:
         address = loaded[name]

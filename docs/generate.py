@@ -17,7 +17,7 @@ from flask import Flask
 import llmgw
 from agent.settings import SETTINGS as AGENT
 from controlplane.api.app import create_app
-from controlplane.catalog.engines import ENGINES, NOT_YET
+from controlplane.catalog.engines import ALLOWABLE, ENGINES, ENVIRONMENT, NOT_YET
 from controlplane.catalog.schema import json_schema
 from controlplane.metrics import Metrics
 from controlplane.settings import SETTINGS as CONTROLPLANE
@@ -86,20 +86,33 @@ def _catalog() -> Iterator[Page]:
     schema = json_schema()
     yield "schema/catalog.json", _json(schema)
     model = schema["properties"]["models"]["additionalProperties"]
-    scaling, profile = model["properties"]["scaling"], model["properties"]["profiles"]["items"]
+    parts = model["properties"]
     tables = [
-        ("A model", "`models.NAME`", model),
-        ("Its scaling", "`models.NAME.scaling`", scaling),
-        ("A profile", "`models.NAME.profiles[]`", profile),
+        ("A model", "`models.NAME`: it has `profiles`, or is `external`, or is an `adapter`.", model),
+        ("A profile", "`models.NAME.profiles[]`", parts["profiles"]["items"]),
+        ("Its scaling", "`models.NAME.scaling`", parts["scaling"]),
+        ("A schedule", "`models.NAME.scaling.schedule[]`", parts["scaling"]["properties"]["schedule"]["items"]),
+        ("An external model", "`models.NAME.external`", parts["external"]),
+        ("An adapter", "`models.NAME.adapter`", parts["adapter"]),
+        ("Resources", "`models.NAME.resources`", parts["resources"]),
+        ("A weighted alias", "`aliases.NAME`", schema["properties"]["aliases"]["additionalProperties"]),
     ]
     body = "\n".join(f"## {title}\n\n{place}\n\n{_fields(part)}" for title, place, part in tables)
     engines = "\n".join(
-        f"| `{name}` | {', '.join(f'`{scheme}:`' for scheme in rules.schemes)} |" for name, rules in ENGINES.items()
+        f"| `{name}` | {', '.join(f'`{scheme}:`' for scheme in rules.schemes)} | "
+        f"{'tp, pp, dp' if rules.spreads else 'by itself'} | {', '.join(rules.launch_modes) or 'one node'} | "
+        f"{'yes' if rules.adapters else 'no'} |"
+        for name, rules in ENGINES.items()
     )
     denied = "\n".join(
-        f"| `{name}` | {', '.join(f'`{flag}`' for flag in flags)} | {reason} |"
+        f"| `{name}` | {', '.join(f'`{flag}`' for flag in flags)} | {reason}{' (*)' if reason in ALLOWABLE else ''} |"
         for name, rules in ENGINES.items()
         for reason, flags in _by_reason(rules.denied).items()
+    )
+    variables = "\n".join(
+        f"| {name} | {', '.join(f'`{variable}`' for variable in names)} | {reason} |"
+        for name, table in [("every", ENVIRONMENT), *((f"`{n}`", r.environment) for n, r in ENGINES.items())]
+        for reason, names in _by_reason(table).items()
     )
     later = ", ".join(f"`{scheme}:`" for scheme in NOT_YET)
     yield (
@@ -112,22 +125,57 @@ The catalog says which models should be served and how. It is one YAML file, or 
 fault is refused with all its faults, and the one in use stays. [schema/catalog.json](schema/catalog.json) is the JSON
 Schema for editors; `examples/catalog.yaml` is an example with comments.
 
+Models can also be added live (`llmgw ctl model add`, the admin API): the body is what stands here under the model's
+name. A name in both a file and the store is a fault that names both. A name stands for one thing: no two models and
+aliases share one, and fallbacks name models that exist and do not go round in a circle.
+
 {body}
+## Devices and nodes
+
+`nodes` x `gpus` must equal `tp` x `pp` x `dp`. `tp` divides the devices of a node, or is a multiple of them and spans
+whole nodes. On one node `tp` is what is left; on several `tp` or `pp` must be said. A MIG class means one instance:
+exactly one device, and all of these 1.
+
 ## Engines and sources
 
-| engine | sources it can load |
-|---|---|
+| engine | sources it can load | spreads by | over nodes | adapters |
+|---|---|---|---|---|
 {engines}
+
+| source | means |
+|---|---|
+| `file:/absolute/path` | a file or a directory that is on the node |
+| `hf:ORG/NAME` | a repository of the hub; `hf:ORG/NAME@REVISION` a branch, tag or commit of it |
+| `hf:ORG/NAME:PATH.gguf` | one GGUF file of a repository, also with `@REVISION` before the colon |
+| `https://HOST/PATH.gguf` | one file |
+| `sim:` | nothing: the simulated engine has no weights |
 
 Known, but not fetched by this release: {later}.
 
+A node runs a profile only if its agent can get the source: `llmgw ctl explain` names those that cannot
+(`source_not_fetched`). `file:` needs nobody to fetch it.
+
+A source is looked at before a model is added: whether it exists, can be reached, and how large it is. Addresses inside
+the site are asked only if the cluster setting `sources.private` says so (but for the hub that `sources.hf_endpoint`
+names); link-local and metadata addresses never. What a `file:` source holds is known to nodes alone.
+
 ## Arguments a profile may not set
 
-`args` go to the engine as they are, except for what `llmgw` decides itself or what would open the node:
+`args` go to the engine as they are, except for what `llmgw` decides itself or what would open the node. Every spelling
+of a flag counts: `_` for `-`, `--flag=value`, `--no-flag`, and where the engine takes abbreviations, those. What is
+marked (*) an admin can permit for one engine with the cluster setting `engines.allow`: `vllm --trust-remote-code`.
 
 | engine | arguments | why |
 |---|---|---|
 {denied}
+
+## Variables a profile may not set
+
+Any name that ends in `KEY`, `TOKEN`, `SECRET`, `PASSWORD` or `CREDENTIALS`, and:
+
+| engine | variables | why |
+|---|---|---|
+{variables}
 """,
     )
 
@@ -141,6 +189,8 @@ def _fields(schema: Mapping[str, Any]) -> str:
 
 
 def _kind(entry: Mapping[str, Any]) -> str:
+    if "anyOf" in entry and all("type" in each for each in entry["anyOf"]):
+        return " or ".join(_kind(each) for each in entry["anyOf"])
     kind = entry.get("type", "any")
     if "$ref" in entry:
         return f"{entry['$ref'].rpartition('/')[2]}"

@@ -11,6 +11,7 @@ from llmgw.wire.routing import (
     REPORT_PATH,
     ROUTER_ID_HEADER,
     TABLE_PATH,
+    USAGE_PATH,
     Report,
     RouteTable,
     decode_table,
@@ -22,6 +23,10 @@ MAX_ANSWER = 4096
 
 class ControlError(Exception):
     """The control plane did not do what was asked; the message says why and what helps."""
+
+
+class BatchRefused(ControlError):
+    """The control plane will never take this batch: sending it again helps nobody."""
 
 
 class Control(NamedTuple):
@@ -54,6 +59,15 @@ class Control(NamedTuple):
     def report(self, report: Report) -> None:
         """Tell the control plane what is in flight. Raises ``ControlError``."""
         status, _ = self._send("POST", REPORT_PATH, encode(report), 5.0, MAX_ANSWER)
+        if status != 204:
+            raise ControlError(self._why(status))
+
+    def usage(self, batch: bytes) -> None:
+        """Hand over a ``UsageBatch``; returns once it is durable there. Raises ``ControlError``,
+        and ``BatchRefused`` if it is the batch that is wrong."""
+        status, body = self._send("POST", USAGE_PATH, batch, 10.0, MAX_ANSWER)
+        if status in (400, 413, 422):
+            raise BatchRefused(f"it answered {status}: {body[:200].decode('utf-8', 'replace')!a}")
         if status != 204:
             raise ControlError(self._why(status))
 

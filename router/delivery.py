@@ -13,6 +13,7 @@ from router.errors import Refused, event, status_line
 from router.http1 import ClientLink, Request
 from router.relay import TAIL, Relay, close_with, is_finished
 from router.upstream import Answer, Body, UpstreamError, UpstreamLink, receive
+from router.usage import Done, count, count_tail
 
 log = Logger("router.delivery")
 
@@ -42,13 +43,14 @@ class Outcome(NamedTuple):
 
 class Delivery:
     """One answer. ``rest`` is what arrived of its body together with its head, ``until``
-    the time (monotonic) for the first byte, ``date`` a Date line.
+    the time (monotonic) for the first byte, ``extra`` the header lines to add. The tokens
+    that the engine counted go into ``done``.
 
     ``deliver`` raises ``UpstreamError`` if the engine fails before the client has seen a
     byte; ``Expired``, ``OSError``, ``ClientGone`` if the client does.
     """
 
-    __slots__ = ("_answer", "_client", "_date", "_link", "_request", "_rest", "_times", "_until")
+    __slots__ = ("_answer", "_client", "_done", "_extra", "_link", "_request", "_rest", "_times", "_until")
 
     def __init__(
         self,
@@ -58,9 +60,10 @@ class Delivery:
         answer: Answer,
         rest: bytes,
         *,
+        done: Done,
         until: float,
         times: Times,
-        date: bytes,
+        extra: bytes,
     ) -> None:
         self._client = client
         self._request = request
@@ -69,7 +72,8 @@ class Delivery:
         self._rest = rest
         self._until = until
         self._times = times
-        self._date = date
+        self._extra = extra
+        self._done = done
 
     def deliver(self) -> Outcome:
         """Send the answer to the client."""
@@ -99,6 +103,8 @@ class Delivery:
             if not body.ended:
                 return self._pass_whole(body, content)
             reusable = body.clean
+        if answer.status < 300:
+            count(self._done, content)
         headers = answer.headers
         if not content and answer.status < 400:
             raise UpstreamError("the engine's answer is empty")
@@ -106,18 +112,20 @@ class Delivery:
             # An SDK retries at once when it finds neither body nor Retry-After.
             code = "rate_limit_exceeded" if answer.status == 429 else "upstream_error"
             said = f"The engine answered {answer.status} without saying why."
+            self._done.code = code
             refused = Refused(code, said, retry_after=answer.retry_after)
             headers, content = refused.headers, refused.body
-        self._client.respond(request, answer.status, headers + self._date, content, request.keep)
+        self._client.respond(request, answer.status, headers + self._extra, content, request.keep)
         return Outcome(reusable, request.keep)
 
     def _pass_whole(self, body: Body, first: bytes) -> Outcome:
         """An answer too large to hold: committed, then passed on piece by piece."""
         try:
-            self._pass_pieces(body, first)
+            count_tail(self._done, self._pass_pieces(body, first), False)
         except UpstreamError as error:
             # All that can be said now is said by the missing end.
             log.warning("answer cut", why=error, request=self._request.id.decode())
+            self._done.code = "upstream_timeout" if error.timeout else "upstream_error"
             return Outcome(False, False, failed=True)
         return Outcome(body.clean, self._request.keep)
 
@@ -163,6 +171,8 @@ class Delivery:
             raise UpstreamError(_CUT)
         except UpstreamError as error:
             self._client.send_answer(head + close_with(follower, self._event(error)))
+        finally:
+            count_tail(self._done, relay.tail, True)
         return Outcome(False, False, failed=True)
 
     def _stream_plain(self) -> Outcome:
@@ -174,6 +184,7 @@ class Delivery:
             raise UpstreamError(_EMPTY)
         try:
             tail = self._pass_pieces(body, piece)
+            count_tail(self._done, tail, False)
             if not is_whole(answer, tail):
                 raise UpstreamError(_CUT)
         except UpstreamError as error:
@@ -186,7 +197,8 @@ class Delivery:
     def _event(self, error: UpstreamError) -> bytes:
         log.warning("stream cut", why=error, request=self._request.id.decode())
         text = str(error)
-        return event("upstream_timeout" if error.timeout else "upstream_error", f"{text[:1].upper()}{text[1:]}.")
+        self._done.code = code = "upstream_timeout" if error.timeout else "upstream_error"
+        return event(code, f"{text[:1].upper()}{text[1:]}.")
 
     # ------------------------------------------------------------------ framing
 
@@ -201,7 +213,7 @@ class Delivery:
             framing = b"transfer-encoding: chunked\r\n" if chunked else b""
         end = b"\r\n" if request.keep else b"connection: close\r\n\r\n"
         told = b"x-request-id: %b\r\n" % request.id
-        return status_line(answer.status) + answer.headers + self._date + told + framing + end, chunked
+        return status_line(answer.status) + answer.headers + self._extra + told + framing + end, chunked
 
 
 def is_whole(answer: Answer, tail: bytes) -> bool:

@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 
 from llmgw.wire.errors import ROUTER, ApiError
+from llmgw.wire.routing import RoutedModel
 
 _encode = msgspec.json.Encoder().encode
 
@@ -33,6 +34,14 @@ STATE_CODES = {
     "stopped": "system_stopped",
 }
 """What a request for a model without endpoints is answered, by the model's state."""
+
+_STATE_WORDS = {
+    "model_loading": "The model {} is being loaded",
+    "model_parked": "The model {} failed to start too often and is parked",
+    "model_unplaceable": "The model {} finds no machine that can run it",
+    "model_off": "The model {} is switched off",
+    "system_stopped": "Serving is stopped, so the model {} is not available",
+}
 
 STATUS_LINES = {
     status.value: b"HTTP/1.1 %d %b\r\n" % (status.value, status.phrase.encode("ascii")) for status in HTTPStatus
@@ -88,6 +97,19 @@ class Refused(Exception):
         if self.allow:
             lines += b"allow: " + self.allow + b"\r\n"
         return lines
+
+
+def unready(model: RoutedModel, more: str = "") -> Refused:
+    """What to answer when ``model`` has no endpoint: its state and the reason for it, and
+    ``more`` words (a sentence)."""
+    code = STATE_CODES[model.state]
+    why = f": {model.reason}" if model.reason else ""
+    return Refused(
+        code,
+        f"{_STATE_WORDS[code].format(model.name)}{why}.{more}",
+        param="model" if code == "model_off" else None,
+        retry_after=model.retry_after,
+    )
 
 
 def payload(error: ApiError, message: str, param: str | None = None) -> dict[str, Any]:

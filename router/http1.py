@@ -175,17 +175,19 @@ def unquote(path: bytes) -> str:
 class ClientLink(Link):
     """A client's connection.
 
-    ``buffer`` holds bytes that arrived and are not used yet. While a request is served
+    ``buffer`` holds bytes that arrived and are not used yet; ``answered_at`` (monotonic) is
+    when the latest answer began, if it has ``begun``. While a request is served
     ``owner`` is its greenlet, into which ``ClientGone`` is thrown as soon as the client
     closes (RTR-11).
     """
 
-    __slots__ = ("_limits", "buffer", "ending", "gone", "idle", "owner", "slow")
+    __slots__ = ("_limits", "answered_at", "buffer", "ending", "gone", "idle", "owner", "slow")
 
     def __init__(self, reactor: Reactor, sock: Any, limits: Limits) -> None:
         super().__init__(reactor, sock)
         self._limits = limits
         self.buffer = b""
+        self.answered_at = 0.0
         self.owner: Any = None
         self.gone = False
         self.idle = True  # waits for a request's first byte
@@ -390,7 +392,10 @@ class ClientLink(Link):
 
     def send_answer(self, data: bytes) -> None:
         """Send bytes of an answer, giving a slow client its time for each 64 KiB."""
-        self.send_all(data, monotonic() + self._limits.write * (1 + len(data) // 65536))
+        now = monotonic()
+        if not self.begun:
+            self.answered_at = now
+        self.send_all(data, now + self._limits.write * (1 + len(data) // 65536))
 
     def linger(self) -> None:
         """End the connection so that the client can read the answer to a request that was

@@ -44,6 +44,9 @@ class _Log(GunicornLogger):  # type: ignore[misc]
         """There are none: lines go to standard error."""
 
 
+SLACK_SECONDS = 6
+"""What a worker may take after its drain: to cut what is left, and to flush (``worker``)."""
+
 _STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
 
 
@@ -114,7 +117,7 @@ class RouterApplication(BaseApplication):  # type: ignore[misc]
             "worker_connections": settings["limits.connections"],
             "timeout": HEARTBEAT_SECONDS,
             # Workers keep to the drain time themselves; the master ends one that does not.
-            "graceful_timeout": math.ceil(settings["timeouts.drain"]) + 2,
+            "graceful_timeout": math.ceil(settings["timeouts.drain"]) + SLACK_SECONDS,
             "preload_app": False,
             "proc_name": "llmgw-router",
             "pidfile": None,

@@ -5,7 +5,7 @@ import html
 import msgspec
 
 from llmgw.wire.routing import RoutedKey, RoutedModel
-from router.table import Routes
+from router.table import Routes, Split
 
 _encode = msgspec.json.Encoder().encode
 
@@ -91,15 +91,29 @@ def models(routes: Routes, key: RoutedKey | None) -> Page:
         for name, route in sorted(routes.models.items())
         if route.model.listed and route.model.state != "off" and may_use(key, route.model, name)
     ]
+    data += [_entry(name, seen) for name, split in sorted(routes.splits.items()) if (seen := _behind(split, key))]
+    data.sort(key=lambda entry: entry["id"])
     return Page(200, JSON, _encode({"object": "list", "data": data}))
 
 
 def model(routes: Routes, key: RoutedKey | None, name: str) -> Page | None:
     """One model by name or alias, or ``None`` if the key may not know of it."""
     route = routes.models.get(name)
+    split = routes.splits.get(name)
+    if split is not None and (seen := _behind(split, key)):
+        return Page(200, JSON, _encode(_entry(name, seen)))
     if route is None or route.model.state == "off" or not may_use(key, route.model, name):
         return None
     return Page(200, JSON, _encode(_entry(name, route.model)))
+
+
+def _behind(split: Split, key: RoutedKey | None) -> RoutedModel | None:
+    """The first of the models that ``split`` stands for and ``key`` may see under that name."""
+    for route, _ in split.targets:
+        model = route.model
+        if model.listed and model.state != "off" and may_use(key, model, split.name):
+            return model
+    return None
 
 
 def _entry(name: str, model: RoutedModel) -> dict[str, str | int]:

@@ -1,7 +1,7 @@
 """A request's way to an engine (RTR-08, RTR-11).
 
 Endpoints are tried while the client has seen nothing of an answer: one, and once more
-another.
+another; then those of the model's fallbacks, in order (CAT-10).
 """
 
 import random
@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 from llmgw.runtime.logs import Logger
 from router.delivery import Delivery, Times
-from router.errors import RETRY_AFTER, Refused
+from router.errors import RETRY_AFTER, Refused, unready
+from router.external import Pools
 from router.http1 import ClientLink, Request
 from router.link import Expired, Reactor
 from router.pick import pick
@@ -20,13 +21,13 @@ from router.table import Live, Route
 from router.upstream import (
     Answer,
     Pool,
-    Pools,
     Unreachable,
     UpstreamError,
     UpstreamLink,
     read_answer,
     request_head,
 )
+from router.usage import Done
 
 log = Logger("router.proxy")
 
@@ -38,12 +39,18 @@ AVOID_SECONDS = 5.0
 ONE_SEND = 65536
 
 
+Call = tuple[ClientLink, Request, Asked, bytes, Done]
+"""One request on its way: who asks, its head, what it asks for, its body, its record."""
+
+
 class Failure(NamedTuple):
-    """Why an attempt gave the client nothing. ``code`` is one of ``errors.ROUTER``."""
+    """Why an attempt gave the client nothing. ``code`` is one of ``errors.ROUTER``; ``more``
+    are sentences about what else was tried."""
 
     code: str
     message: str
     retry_after: int | None = None
+    more: str = ""
 
 
 class Proxy:
@@ -64,61 +71,113 @@ class Proxy:
         self._rng = rng
         self._current = current
 
-    def serve(self, client: ClientLink, request: Request, route: Route, asked: Asked, body: bytes) -> bool:
-        """Answer ``request`` from an endpoint of ``route``.
+    def serve(self, call: Call, route: Route, tell: bool) -> bool:
+        """Answer ``call`` from an endpoint of ``route``, or of its fallbacks. ``tell``
+        says that the client is told which model answered; of a fallback it always is.
 
         Returns whether the client's connection can go on. Raises ``Refused`` while
         nothing was sent; ``ClientGone``, ``Expired`` or ``OSError`` when the client's
         side failed. Whatever happens, the endpoint's in-flight count is given back.
         """
+        told = route.told if tell else b""
+        outcome = self._try(call, route, told, avoided=not route.fallbacks)
+        if not isinstance(outcome, bool) and route.fallbacks:
+            outcome = self._fall_back(call, route, told, outcome)
+        if isinstance(outcome, bool):
+            return outcome
+        call[4].model = route.model.name
+        more = "" if outcome is None else outcome.more
+        if not route.endpoints:
+            raise unready(route.model, more)
+        if outcome is None:
+            raise Refused("overloaded", _sentence(_full(route)))
+        raise Refused(outcome.code, f"{_sentence(outcome.message)}{more}", retry_after=outcome.retry_after)
+
+    def _fall_back(self, call: Call, route: Route, told: bytes, first: Failure | None) -> bool | Failure | None:
+        """What became of ``call`` after ``route`` could not answer it (``first``)."""
+        said = ""
+        # Endpoints that could not be reached lately are for when nobody else was tried.
+        for chain, avoided in ((route.fallbacks, False), ((route, *route.fallbacks), True)):
+            for model in chain:
+                if first is not None and first.code == "upstream_timeout":
+                    return first  # whoever waited this long is not helped by waiting again
+                current = self._current(model.model.name)
+                if current is None:
+                    continue
+                outcome = self._try(call, current, told if model is route else current.told, avoided=avoided)
+                if isinstance(outcome, bool):
+                    return outcome
+                if outcome is None:
+                    continue
+                if model is route:
+                    first = outcome
+                    continue
+                said += f" Its fallback {model.model.name} did not answer either: {outcome.message}."
+                if first is None:
+                    first = Failure("overloaded", _full(route))
+                if outcome.code == "upstream_timeout":
+                    return first._replace(more=said)
+            if first is not None:
+                return first._replace(more=said)
+        return None
+
+    def _try(self, call: Call, route: Route, told: bytes, *, avoided: bool) -> bool | Failure | None:
+        """One model: the client's connection can go on or not, why it failed, or ``None`` if
+        no endpoint can take the request. ``avoided`` says whether one will do that could not
+        be reached lately."""
+        done = call[4]
         excluded: tuple[Live, ...] = ()
         failure = None
         for _ in range(ATTEMPTS):
             if failure is not None:
                 # The first attempt took its time: an endpoint that left the table meanwhile
                 # is not reported, so the control plane would stop it under the request.
-                now_routed = self._current(asked.model)
+                now_routed = self._current(route.model.name)
                 if now_routed is None:
                     break
                 route = now_routed
             now = monotonic()
-            live = pick(route.endpoints, self._rng, now, excluded)
+            live = pick(route.endpoints, self._rng, now, excluded, avoided)
             if live is None:
                 break
             live.inflight += 1
             live.used_at = now
+            done.model = route.model.name
+            done.endpoint = live.endpoint.id
             try:
-                outcome = self._attempt(client, request, live, asked, body)
+                outcome = self._attempt(call, live, told)
             finally:
                 live.inflight -= 1
             if not isinstance(outcome, Failure):
                 return outcome
             failure = outcome
-            log.info("attempt failed", endpoint=live.endpoint.id, why=failure.message, request=request.id.decode())
+            if live.endpoint.external:
+                failure = failure._replace(message=failure.message.replace("the engine", "the provider"))
+            done.retried += (f"{live.endpoint.id}: {failure.message}",)
+            log.info("attempt failed", endpoint=live.endpoint.id, why=failure.message, request=call[1].id.decode())
             if failure.code != "overloaded":
                 live.failures += 1
             if failure.code == "upstream_timeout":
                 break  # whoever waited this long is not helped by waiting again
             excluded += (live,)
-        if failure is None:
-            raise Refused("overloaded", f"Every replica of {route.model.name} has all the requests it can take.")
-        said = f"{failure.message[:1].upper()}{failure.message[1:]}."
-        raise Refused(failure.code, said, retry_after=failure.retry_after)
+        return failure
 
-    def _attempt(self, client: ClientLink, request: Request, live: Live, asked: Asked, body: bytes) -> bool | Failure:
+    def _attempt(self, call: Call, live: Live, told: bytes) -> bool | Failure:
         """One endpoint: the client's connection can go on or not, or nothing was sent."""
         endpoint = live.endpoint
-        head = live.heads.get(request.path)
-        if head is None:
-            head = live.heads[request.path] = request_head(endpoint, request.path)
-        if endpoint.upstream_model != asked.model:
-            body = splice(body, endpoint.upstream_model)
-        head += b"x-request-id: %b\r\ncontent-length: %d\r\n\r\n" % (request.id, len(body))
+        client, request, asked, body, done = call
         until = monotonic() + (self._times.first_byte if asked.stream else self._times.answer)
-        pool = self._pools.get(endpoint)
-        link = pool.take()
+        link = None
         reusable = False
         try:
+            head = live.heads.get(request.path)
+            if head is None:
+                head = live.heads[request.path] = request_head(endpoint, request.path)
+            if endpoint.upstream_model != asked.model:
+                body = splice(body, endpoint.upstream_model)
+            head += b"x-request-id: %b\r\ncontent-length: %d\r\n\r\n" % (request.id, len(body))
+            pool = self._pools.get(endpoint)
+            link = pool.take()
             data = self._ask(link, head, body, until) if link is not None else b""
             if link is None or not data:
                 link = self._fresh(pool, link)
@@ -130,12 +189,14 @@ class Proxy:
             if refusal is not None:
                 return refusal
             live.avoid_until = 0.0
+            extra = self._reactor.date + told
             delivery = Delivery(
-                client, request, link, answer, rest, until=until, times=self._times, date=self._reactor.date
+                client, request, link, answer, rest, done=done, until=until, times=self._times, extra=extra
             )
             outcome = delivery.deliver()
             live.answered_at = monotonic()
             live.failures += outcome.failed
+            done.status = answer.status
             reusable = outcome.reusable
             return outcome.go_on
         except Unreachable as error:
@@ -193,3 +254,11 @@ def _refusal(answer: Answer) -> Failure | None:
     if status < 400:
         return Failure("upstream_error", f"the engine answered {status}, which is no answer")
     return None
+
+
+def _full(route: Route) -> str:
+    return f"every replica of {route.model.name} has all the requests it can take"
+
+
+def _sentence(words: str) -> str:
+    return f"{words[:1].upper()}{words[1:]}."

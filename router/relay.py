@@ -14,8 +14,9 @@ from router.http1 import ClientLink
 from router.link import READ_SIZE, Expired
 from router.upstream import UpstreamError, UpstreamLink
 
-TAIL = 96
-"""Bytes of the end of the stream that are looked at when it ends."""
+TAIL = 1024
+"""Bytes of the end of the stream that are looked at when it ends: the last event with
+``usage``, ``[DONE]`` and their framing."""
 
 _ENDINGS = (b"data: [DONE]", b"data:[DONE]", b"error:")
 _FRAMING = re.compile(rb"\r\n[0-9A-Fa-f]+\r\n")

@@ -5,9 +5,11 @@ import _socket
 import os
 import random
 import re
+from collections.abc import Callable
 from heapq import nsmallest
 from itertools import count
 from operator import attrgetter
+from time import monotonic
 from typing import Any
 
 from gevent import getcurrent
@@ -16,12 +18,14 @@ from llmgw.runtime.logs import Logger
 from llmgw.wire.routing import RoutedKey, RouteTable
 from router import pages, rewrite, table
 from router.delivery import Times
-from router.errors import STATE_CODES, Refused
+from router.errors import Refused, unready
+from router.external import Pools
 from router.http1 import ClientGone, ClientLink, Limits, Request, unquote
 from router.keys import bearer
 from router.link import NEVER, Expired, Reactor
+from router.pick import draw, stick
 from router.proxy import Proxy
-from router.upstream import Pools
+from router.usage import CLIENT_LEFT, Done
 
 log = Logger("router.service")
 
@@ -39,12 +43,15 @@ _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 
 
 class Service:
-    """The data path of one process. ``routes`` is replaced whole by ``use``."""
+    """The data path of one process. ``routes`` is replaced whole by ``use``; ``record`` takes
+    each request that came with a key and named a model, once it has ended."""
 
-    def __init__(self, settings: Any) -> None:
+    def __init__(self, settings: Any, record: Callable[[Done], None]) -> None:
         self.reactor = Reactor()
         self.limits = Limits(settings)
-        self.pools = Pools(self.reactor)
+        self.pools = Pools(self.reactor, settings["upstream.ca_file"], settings["timeouts.connect_external"])
+        self._record = record
+        self._rng = random.Random()  # noqa: S311 - spreads load
         self.routes: table.Routes | None = None
         self.ending = False
         self._public = not settings["listen"].loopback
@@ -60,14 +67,14 @@ class Service:
         )
         connections = settings["limits.connections"]
         self._crowded: int = connections - connections // 8
-        self._proxy = Proxy(self.reactor, self.pools, times, random.Random(), self._served)  # noqa: S311 - spreads load
+        self._proxy = Proxy(self.reactor, self.pools, times, self._rng, self._served)
 
     def use(self, fresh: RouteTable) -> None:
         """Route by ``fresh`` from now on."""
         if self._public and not fresh.auth and (self.routes is None or self.routes.table.auth):
             log.warning("keys are off and the listener is public: anyone who reaches it can use every model")
         self.routes = table.build(fresh, self.routes)
-        self.pools.retain({(live.endpoint.host, live.endpoint.port) for live in self.routes.live.values()})
+        self.pools.retain([live.endpoint for live in self.routes.live.values()])
         if self.routes.keys.unusable:
             log.warning("keys without a valid digest are ignored", keys=",".join(self.routes.keys.unusable))
 
@@ -199,6 +206,7 @@ class Service:
         return keep
 
     def _ask(self, client: ClientLink, request: Request) -> bool:
+        began = monotonic()
         key = self._authenticate(request)
         routes = self._routes()
         client.check_length(request)
@@ -209,13 +217,39 @@ class Service:
             routes = self._routes()
         try:
             asked = rewrite.read(body)
-            route = self._route(routes, key, asked.model)
+        except rewrite.BodyFault as fault:
+            raise Refused(fault.code, str(fault), param=fault.param) from fault
+        name = asked.model
+        done = Done(began, request.id.decode(), "" if key is None else key.id, "", CLIENT_LEFT, name)
+        if asked.stream:
+            done.stream = True
+        try:
+            route = routes.models.get(name)
+            drawn = route is None
+            if route is None:
+                route = self._draw(routes, key, name)
+            self._check_route(route, key, name, done)
             client.owner = getcurrent()
             if client.gone:
                 raise ClientGone
-            return self._proxy.serve(client, request, route, asked, body)
+            return self._proxy.serve((client, request, asked, body, done), route, drawn)
+        except (ClientGone, Expired, OSError):
+            raise
         except rewrite.BodyFault as fault:
-            raise Refused(fault.code, str(fault), param=fault.param) from fault
+            refused = Refused(fault.code, str(fault), param=fault.param)
+            done.status, done.code = refused.error.status, refused.error.code
+            raise refused from fault
+        except Refused as refused:
+            done.status, done.code = refused.error.status, refused.error.code
+            raise
+        except BaseException:
+            done.status, done.code = 500, "internal_error"
+            raise
+        finally:
+            if client.begun:
+                done.first_byte = client.answered_at - began
+            done.duration = monotonic() - began
+            self._record(done)
 
     @staticmethod
     def _check_type(request: Request) -> None:
@@ -249,32 +283,38 @@ class Service:
         route = self.routes.models.get(name) if self.routes is not None else None
         return None if route is None or route.model.state in ("off", "stopped") else route
 
-    @staticmethod
-    def _route(routes: table.Routes, key: RoutedKey | None, name: str) -> table.Route:
-        """The route of the model asked for, which has an endpoint."""
-        route = routes.models.get(name)
-        if route is None:
+    def _draw(self, routes: table.Routes, key: RoutedKey | None, name: str) -> table.Route:
+        """One of the models that a weighted alias stands for (CAT-13): of those that the key
+        may use, and rather one that has an endpoint."""
+        split = routes.splits.get(name)
+        if split is None:
             raise _unknown(name)
+        targets = [target for target in split.targets if pages.may_use(key, target[0].model, name)]
+        if not targets:
+            raise _not_allowed(name)
+        targets = [target for target in targets if _routed(target[0])] or targets
+        if split.sticky and key is not None:
+            return stick(targets, name, key.id)
+        return draw(targets, self._rng)
+
+    @staticmethod
+    def _check_route(route: table.Route, key: RoutedKey | None, name: str, done: Done) -> None:
+        """Refuse a model that the key may not use, or that nobody can answer for."""
         model = route.model
+        done.model = model.name
         if not pages.may_use(key, model, name):
-            raise Refused("model_not_allowed", f"This API key may not use the model {_shown(name)}.", param="model")
-        if not route.endpoints or model.state in ("off", "stopped"):
-            code = STATE_CODES[model.state]
-            why = f": {model.reason}" if model.reason else ""
-            param = "model" if code == "model_off" else None
-            raise Refused(
-                code, f"{_STATE_WORDS[code].format(model.name)}{why}.", param=param, retry_after=model.retry_after
-            )
-        return route
+            raise _not_allowed(name)
+        # What people switched off or stopped has no fallback either.
+        if not _routed(route) and (model.state in ("off", "stopped") or not route.fallbacks):
+            raise unready(model)
 
 
-_STATE_WORDS = {
-    "model_loading": "The model {} is being loaded",
-    "model_parked": "The model {} failed to start too often and is parked",
-    "model_unplaceable": "The model {} finds no machine that can run it",
-    "model_off": "The model {} is switched off",
-    "system_stopped": "Serving is stopped, so the model {} is not available",
-}
+def _routed(route: table.Route) -> bool:
+    return bool(route.endpoints) and route.model.state not in ("off", "stopped")
+
+
+def _not_allowed(name: str) -> Refused:
+    return Refused("model_not_allowed", f"This API key may not use the model {_shown(name)}.", param="model")
 
 
 def _unknown(name: str) -> Refused:

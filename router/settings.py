@@ -3,8 +3,10 @@
 import os
 import re
 import socket
+import ssl
 from pathlib import Path
 
+from llmgw.runtime.files import open_regular
 from llmgw.runtime.logs import LEVELS
 from llmgw.runtime.settings import (
     ADDRESS,
@@ -30,7 +32,12 @@ SETTINGS = Settings(
             "router_id", TEXT, socket.gethostname(), "this router's name in the fleet's tokens", shown="the host's name"
         ),
         Setting("token_file", PATH, "/etc/llmgw/router-token", "file (mode 0600) with this router's token"),
-        Setting("state_dir", PATH, "/var/lib/llmgw/router", "where the last route table is kept (mode 0600)"),
+        Setting(
+            "state_dir",
+            PATH,
+            "/var/lib/llmgw/router",
+            "where the last route table, and usage records not sent yet, are kept (mode 0600)",
+        ),
         Setting(
             "limits.connections",
             INTEGER,
@@ -61,11 +68,32 @@ SETTINGS = Settings(
             minimum=1024,
             maximum=256 * 1024 * 1024,
         ),
+        Setting(
+            "limits.usage_records",
+            INTEGER,
+            200000,
+            "most usage records per worker that wait for the control plane to take them; past that the oldest go",
+            minimum=10000,
+            maximum=10000000,
+        ),
+        Setting(
+            "upstream.ca_file",
+            PATH,
+            None,
+            "authorities (PEM) to trust for external providers, beside those of the system",
+        ),
         Setting("timeouts.header", DURATION, "10s", "for a request's head to arrive, from its first byte", minimum=0.1),
         Setting("timeouts.body", DURATION, "120s", "for a request's whole body to arrive", minimum=0.1),
         Setting("timeouts.keep_alive", DURATION, "75s", "an idle client connection is closed after this", minimum=0.1),
         Setting("timeouts.client_write", DURATION, "30s", "for a client to take 64 KiB of an answer", minimum=0.1),
         Setting("timeouts.connect", DURATION, "3s", "for a connection to an engine", minimum=0.05),
+        Setting(
+            "timeouts.connect_external",
+            DURATION,
+            "10s",
+            "for a connection to an external provider: its name, its address, TLS",
+            minimum=0.1,
+        ),
         Setting(
             "timeouts.first_byte",
             DURATION,
@@ -85,6 +113,9 @@ SETTINGS = Settings(
 """Every setting of ``router.yaml``."""
 
 TABLE_FILE = "route-table.json"
+USAGE_DIRECTORY = "usage"
+
+MAX_CA = 4 * 1024 * 1024
 
 _ROUTER_ID = re.compile(r"[!-~]{1,253}")  # it is sent as a header field
 
@@ -100,6 +131,16 @@ def load(file: Path | None) -> Loaded:
     router_id: str = settings["router_id"]
     if not _ROUTER_ID.fullmatch(router_id):
         faults.append(Fault("router_id", f"{router_id!a} must be 1 to 253 printable ASCII characters, no blanks"))
+    ca_file: Path | None = settings["upstream.ca_file"]
+    if ca_file is not None:
+        try:
+            with open_regular(ca_file) as stream:
+                ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(
+                    cadata=stream.read(MAX_CA).decode("ascii")
+                )
+        except (OSError, ValueError) as error:
+            why = getattr(error, "strerror", None) or error
+            faults.append(Fault("upstream.ca_file", f"{ca_file} cannot be used as PEM certificates: {why}"))
     state_dir: Path = settings["state_dir"]
     try:
         state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -5,11 +5,14 @@ new requests while its running streams finish, since they hold it themselves.
 """
 
 from collections.abc import Iterable
+from urllib.parse import quote
 
 import msgspec
 
 from llmgw.wire.routing import Endpoint, RoutedModel, RouteTable
 from router.keys import KeyRing
+
+_SAFE = "".join(chr(code) for code in range(0x21, 0x7F) if chr(code) != "%")
 
 
 class Live:
@@ -51,28 +54,49 @@ class Live:
 
 
 class Route:
-    """A model and its endpoints."""
+    """A model and its endpoints. ``fallbacks`` are the models to try after it, theirs
+    included; ``told`` is the header line that says that this model answered."""
 
-    __slots__ = ("endpoints", "model")
+    __slots__ = ("endpoints", "fallbacks", "model", "told")
 
     def __init__(self, model: RoutedModel, endpoints: tuple[Live, ...]) -> None:
         self.model = model
         self.endpoints = endpoints
+        self.fallbacks: tuple[Route, ...] = ()
+        self.told = b"x-llmgw-model: %b\r\n" % quote(model.name, safe=_SAFE).encode()
+
+
+class Split:
+    """An alias that stands for several models by weight (CAT-13)."""
+
+    __slots__ = ("name", "sticky", "targets")
+
+    def __init__(self, name: str, targets: tuple[tuple[Route, float], ...], sticky: bool) -> None:
+        self.name = name
+        self.targets = targets
+        self.sticky = sticky
 
 
 class Routes:
-    """A route table, indexed. ``models`` holds names and aliases; ``leaving`` are the
-    endpoints that are in no table any more and still have requests."""
+    """A route table, indexed. ``models`` holds the names and aliases that clients may ask
+    for, ``splits`` the weighted ones; ``leaving`` are the endpoints that are in no table any
+    more and still have requests. Judges (CAT-11) are under no name."""
 
-    __slots__ = ("keys", "leaving", "live", "models", "table")
+    __slots__ = ("keys", "leaving", "live", "models", "splits", "table")
 
     def __init__(
-        self, table: RouteTable, models: dict[str, Route], live: dict[str, Live], leaving: tuple[Live, ...] = ()
+        self,
+        table: RouteTable,
+        models: dict[str, Route],
+        live: dict[str, Live],
+        leaving: tuple[Live, ...] = (),
+        splits: dict[str, Split] | None = None,
     ) -> None:
         self.table = table
         self.models = models
         self.live = live
         self.leaving = leaving
+        self.splits = splits or {}
         self.keys = KeyRing(table.keys)
 
 
@@ -93,16 +117,39 @@ def build(table: RouteTable, previous: Routes | None = None) -> Routes:
                 held.describe(endpoint)
             live[endpoint.id] = held
             lives.append(held)
-        routes.append(Route(model, tuple(lives)))
+        if not model.guard:
+            routes.append(Route(model, tuple(lives)))
     models: dict[str, Route] = {}
     for route in routes:
         models.setdefault(route.model.name, route)
     for route in routes:
         for alias in route.model.aliases:
             models.setdefault(alias, route)
+    for route in routes:
+        if route.model.fallbacks:
+            route.fallbacks = tuple(_fallbacks(route, models))
+    splits = {}
+    for weighted in table.aliases:
+        targets = tuple((models[name], weight) for name, weight in weighted.targets if name in models and weight > 0)
+        if targets and weighted.name not in models:
+            splits[weighted.name] = Split(weighted.name, targets, weighted.sticky)
     # A drain ends when no router reports requests on the replica: forgetting these would cut them off.
     leaving = tuple(held for held in held_before if held.inflight and live.get(held.endpoint.id) is not held)
-    return Routes(table, models, live, leaving)
+    return Routes(table, models, live, leaving, splits)
+
+
+def _fallbacks(route: Route, models: dict[str, Route]) -> list[Route]:
+    """What to try after ``route``: each of its fallbacks, followed by that one's own. Nothing
+    twice, whatever the table says."""
+    found: list[Route] = []
+    ahead = list(reversed(route.model.fallbacks))
+    while ahead:
+        after = models.get(ahead.pop())
+        if after is None or after is route or after in found:
+            continue
+        found.append(after)
+        ahead += reversed(after.model.fallbacks)
+    return found
 
 
 def settle(known: RouteTable | None, fresh: RouteTable) -> RouteTable:
@@ -111,6 +158,7 @@ def settle(known: RouteTable | None, fresh: RouteTable) -> RouteTable:
     A control plane that has just started has not heard from every agent. Until it has,
     endpoints known from before stay in use, of models that it still lists and that
     nobody switched off, unless it withdraws them. An address that a new endpoint uses is no longer the old one's.
+    External providers are written in the catalog, so no agent is waited for.
     """
     if not fresh.settling or known is None:
         return fresh
@@ -122,7 +170,9 @@ def settle(known: RouteTable | None, fresh: RouteTable) -> RouteTable:
         kept: tuple[Endpoint, ...] = ()
         if old is not None and model.state not in ("off", "stopped"):
             ids = {endpoint.id for endpoint in model.endpoints} | set(model.withdrawn)
-            kept = tuple(e for e in old.endpoints if e.id not in ids and (e.host, e.port) not in taken)
+            kept = tuple(
+                e for e in old.endpoints if e.id not in ids and (e.host, e.port) not in taken and not e.external
+            )
         models.append(msgspec.structs.replace(model, endpoints=model.endpoints + kept) if kept else model)
     return msgspec.structs.replace(fresh, models=tuple(models))
 

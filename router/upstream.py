@@ -1,4 +1,5 @@
-"""Connections to engines: pooled raw sockets, and the reading of answers.
+"""Connections to engines: pooled raw sockets, and the reading of answers. Those to external
+providers (``router.external``) are pooled and read in the same way.
 
 An idle connection expires before engines close theirs, and is dropped the moment the
 engine closes it or sends anything. A reused one that closes without a byte of an answer
@@ -7,6 +8,7 @@ is replaced once (RTR-08).
 
 import _socket
 import errno
+import re
 import socket
 from time import monotonic
 from typing import Any
@@ -30,6 +32,9 @@ _OURS = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errn
 
 # What an engine may say to a client; everything else, hop-by-hop fields first, stays here.
 _PASSED = frozenset((b"content-type", b"content-encoding", b"content-language", b"cache-control", b"retry-after"))
+
+
+_SAYABLE = re.compile(r"[ -~\r\n]+")
 
 
 class UpstreamError(Exception):
@@ -82,13 +87,14 @@ class UpstreamLink(Link):
 
 
 class Pool:
-    """Idle connections to one address, the latest first."""
+    """Idle connections to one address, the latest first. They are kept for ``idle`` seconds."""
 
-    __slots__ = ("_idle", "_reactor", "host", "port")
+    __slots__ = ("_idle", "_reactor", "host", "idle", "port")
 
     def __init__(self, reactor: Reactor, host: str, port: int) -> None:
         self._reactor = reactor
         self._idle: list[UpstreamLink] = []
+        self.idle = IDLE_SECONDS
         self.host = host
         self.port = port
 
@@ -108,7 +114,7 @@ class Pool:
             return
         link.reused = True
         link.idle = True
-        link.deadline = monotonic() + IDLE_SECONDS
+        link.deadline = monotonic() + self.idle
         link.resume()
         self._idle.append(link)
 
@@ -126,7 +132,7 @@ class Pool:
         except TimeoutError as error:
             raise Unreachable("the engine did not accept a connection in time", timeout=True) from error
         except (OSError, OverflowError, ValueError) as error:
-            if isinstance(error, OSError) and error.errno in _OURS:
+            if own_shortage(error):
                 raise Refused("overloaded", "The router has no connection left.") from error
             raise Unreachable("the engine does not accept connections") from error
         raw = _socket.socket(connected.family, socket.SOCK_STREAM, connected.proto, connected.detach())
@@ -134,25 +140,9 @@ class Pool:
         return UpstreamLink(self._reactor, raw, self)
 
 
-class Pools:
-    """The pools of all addresses a process talks to."""
-
-    def __init__(self, reactor: Reactor) -> None:
-        self._reactor = reactor
-        self._pools: dict[tuple[str, int], Pool] = {}
-
-    def get(self, endpoint: Endpoint) -> Pool:
-        """The pool of an endpoint's address."""
-        key = (endpoint.host, endpoint.port)
-        pool = self._pools.get(key)
-        if pool is None:
-            pool = self._pools[key] = Pool(self._reactor, *key)
-        return pool
-
-    def retain(self, addresses: set[tuple[str, int]]) -> None:
-        """Forget addresses that left the table; idle connections expire by themselves."""
-        for key in [key for key in self._pools if key not in addresses]:
-            del self._pools[key]
+def own_shortage(error: Exception) -> bool:
+    """Whether it is this process that can have no more connections."""
+    return isinstance(error, OSError) and error.errno in _OURS
 
 
 class Answer:
@@ -329,12 +319,22 @@ class Body:
 
 
 def request_head(endpoint: Endpoint, path: bytes) -> bytes:
-    """Head of a request to an engine, but for its id and length.
+    """Head of a request to an engine or a provider, but for its id and length. ``path`` is
+    the one under ``/v1`` that the client used.
 
-    Nothing of the client's is in it: the key is the engine's own (RTR-12).
+    Nothing of the client's is in it: the key is the engine's own (RTR-12). Raises
+    ``UpstreamError`` if HTTP has no words for what the endpoint says.
     """
     host = f"[{endpoint.host}]" if ":" in endpoint.host else endpoint.host
-    lines = [f"POST {path.decode()} HTTP/1.1", f"host: {host}:{endpoint.port}", "content-type: application/json"]
+    if not endpoint.external or endpoint.port != (443 if endpoint.tls else 80):
+        host += f":{endpoint.port}"
+    target = endpoint.prefix.rstrip("/") + path.decode().removeprefix("/v1")
+    lines = [f"POST {target} HTTP/1.1", f"host: {host}", "content-type: application/json"]
+    if endpoint.external:
+        lines.append("user-agent: llmgw")  # some providers turn away whoever has none
     if endpoint.key:
         lines.append(f"authorization: Bearer {endpoint.key}")
-    return "\r\n".join(lines).encode("latin-1") + b"\r\n"
+    head = "\r\n".join(lines)
+    if not _SAYABLE.fullmatch(head) or " " in target or head.count("\n") != len(lines) - 1:
+        raise UpstreamError("the engine's address or key has characters that cannot be sent")
+    return head.encode("ascii") + b"\r\n"

@@ -7,6 +7,7 @@ connection is ``service``.
 import _socket
 import gc
 import os
+import random
 from functools import partial
 from time import monotonic
 from typing import Any
@@ -16,13 +17,15 @@ from gevent.pool import Pool
 from gevent.server import StreamServer
 from gunicorn.workers.ggevent import GeventWorker
 
+from llmgw.runtime.clock import SystemClock
 from llmgw.runtime.daemon import log_uncaught
 from llmgw.runtime.logs import Logger
 from llmgw.runtime.stall import StallDetector
 from router.control import Control
+from router.ledger import Ledger
 from router.report import Reporter
 from router.service import Service
-from router.settings import TABLE_FILE
+from router.settings import TABLE_FILE, USAGE_DIRECTORY
 from router.sync import Sync
 
 log = Logger("router.worker")
@@ -30,12 +33,15 @@ log = Logger("router.worker")
 BEAT_SECONDS = 0.25
 """How often a worker tells the master that it lives, and looks whether it shall end."""
 
+FLUSH_SECONDS = 2.0
+"""How long a worker that ends tries to hand over its last usage records."""
+
 FIRST_TABLE_SECONDS = 2.0
 """How long a worker that starts waits for a table, at most."""
 
 
 class RouterWorker(GeventWorker):  # type: ignore[misc]
-    """Serves connections with ``router.service.Service``."""
+    """Serves connections with ``router.service.Service``, and hands over what was used."""
 
     alive: bool
 
@@ -45,10 +51,20 @@ class RouterWorker(GeventWorker):  # type: ignore[misc]
         log_uncaught()
         settings = self.app.settings
         control = Control(settings["control_plane"], settings["router_id"], self.app.token)
-        self.service = service = Service(settings)
+        ledger = Ledger(
+            control.usage,
+            settings["state_dir"] / USAGE_DIRECTORY,
+            boot=os.urandom(8).hex(),
+            limit=settings["limits.usage_records"],
+            clock=SystemClock(),
+            rng=random.Random(),  # noqa: S311 - spreads what is sent again
+        )
+        self.service = service = Service(settings, ledger.record)
         sync = Sync(control, settings["state_dir"] / TABLE_FILE, service.use)
         sync.restore()
         self.stall = StallDetector(interval=0.05).start()
+        for greenlet in ledger.start():
+            greenlet.link_exception(self._end)
         # A worker that no longer hears of changes must not go on as if there were none.
         gevent.spawn(sync.run).link(self._end)
         # Not before there is a table, within reason: a sibling that serves must not make up
@@ -68,6 +84,7 @@ class RouterWorker(GeventWorker):  # type: ignore[misc]
             server.close()
         service.end()
         self._drain(servers, settings["timeouts.drain"])
+        ledger.finish(FLUSH_SECONDS)
 
     def notify(self) -> None:
         """Tell the master that this worker lives. Without a master it drains: answers end

@@ -1,17 +1,43 @@
 """Puts the admin API together.
 
-It answers only to its own name (against DNS rebinding) and to no page of another
-site (against forged requests): until there are logins, loopback is the credential.
+On loopback it answers only to its own name (against DNS rebinding). Everywhere it takes
+no change from a page of another site, and nothing without a token but what tells nobody
+anything: the OpenAPI document, its page, ``/healthz`` and ``/metrics``.
 """
 
 import re
+from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlsplit
 
-from flask import Flask, Response, request
+from flask import Flask, Response, g, request
 
-from controlplane.api import catalog, errors, events, health, keys, loglevel, models, nodes, replicas, settings, status
-from controlplane.api.base import EXTENSION, PREFIX, actor
+from controlplane.api import (
+    audit,
+    catalog,
+    definitions,
+    docs,
+    errors,
+    events,
+    health,
+    holds,
+    keys,
+    labels,
+    loglevel,
+    models,
+    nodes,
+    openapi,
+    replicas,
+    requests,
+    scopes,
+    settings,
+    status,
+    tokens,
+    usage,
+    users,
+)
+from controlplane.api.base import EXTENSION, NEEDS, PREFIX, said, services
+from controlplane.services.auth import require
 from controlplane.services.context import Services
 from llmgw.runtime.logs import Logger
 from llmgw.runtime.settings import Fault
@@ -21,6 +47,12 @@ log = Logger("llmgw.api")
 MAX_BODY = 1024 * 1024
 LOOPBACK_NAMES = {"localhost", "127.0.0.1", "::1"}
 _SAFE = ("GET", "HEAD", "OPTIONS")
+RESOURCES = (
+    *(status, nodes, labels, holds, models, catalog, replicas, keys, scopes, usage, requests, events),
+    *(settings, loglevel, users, tokens, audit),
+)
+OPEN = ("docs", "health")
+"""Blueprints that need no token."""
 
 
 class _App(Flask):
@@ -29,15 +61,13 @@ class _App(Flask):
         log.exception("a request failed", request_id=errors.request_id(), method=request.method, path=request.path)
 
 
-def create_app(services: Services, version: str) -> Flask:
-    """The WSGI application of the admin listener."""
+def create_app(services: Services, version: str, *, loopback: bool = True) -> Flask:
+    """The WSGI application of the admin listener. ``loopback``: it listens there alone."""
     app = _App("llmgw.api", static_folder=None)
     app.config.update(
         API_TITLE="llmgw admin API",
         API_VERSION=version,
         OPENAPI_VERSION="3.1.0",
-        OPENAPI_URL_PREFIX=PREFIX,
-        OPENAPI_JSON_PATH="openapi.json",
         MAX_CONTENT_LENGTH=MAX_BODY,
         MAX_FORM_MEMORY_SIZE=0,
     )
@@ -45,27 +75,49 @@ def create_app(services: Services, version: str) -> Flask:
     app.json.sort_keys = False  # type: ignore[attr-defined]
     app.extensions[EXTENSION] = services
     api = errors.AdminApi(app)
-    for module in (status, nodes, models, replicas, keys, catalog, events, settings, loglevel):
+    for module in RESOURCES:
         api.register_blueprint(module.blueprint, url_prefix=PREFIX)
+    document = openapi.complete(definitions.describe(api.spec.to_dict()))
+    app.register_blueprint(docs.blueprint_of(document), url_prefix=PREFIX)
     app.register_blueprint(health.blueprint)
     errors.install(app)
-    queries = _query_names(api.spec.to_dict())
-    app.before_request(lambda: _check(queries))
+    _all_have_roles(app)
+    app.before_request(_checks(_query_names(document), loopback))
     app.after_request(_finish)
     return app
 
 
-def _check(queries: dict[tuple[str, str], set[str]]) -> Response | None:
-    if _host_name(f"//{request.host}") not in LOOPBACK_NAMES:
-        return errors.respond("bad_host", "the Host header must be a loopback name or address", 421)
-    if request.method in _SAFE:
+def _all_have_roles(app: Flask) -> None:
+    """An operation that nobody thought of the roles of is a fault of ours, not open to all."""
+    for rule in app.url_map.iter_rules():
+        if rule.endpoint not in NEEDS and rule.endpoint.partition(".")[0] not in OPEN:
+            raise LookupError(f"the operation {rule.endpoint} names no roles")
+
+
+def _checks(queries: dict[tuple[str, str], set[str]], loopback: bool) -> Callable[[], Response | None]:
+    def check() -> Response | None:
+        errors.request_id()
+        if loopback and _host_name(f"//{request.host}") not in LOOPBACK_NAMES:
+            return errors.respond("bad_host", "the Host header must be a loopback name or address", 421)
+        origin = request.headers.get("Origin")
+        if request.method not in _SAFE and origin is not None and _authority(origin) != request.host:
+            return errors.respond("bad_origin", "the request comes from a web page of another site", 403)
+        if request.method != "OPTIONS":
+            _authenticate()
+        if request.method not in _SAFE and request.content_length and request.mimetype != "application/json":
+            return errors.respond("unsupported_media_type", "send the body as application/json", 415)
         return _check_query(queries)
-    origin = request.headers.get("Origin")
-    if origin is not None and _authority(origin) != request.host:
-        return errors.respond("bad_origin", "the request comes from a web page of another site", 403)
-    if request.content_length and request.mimetype != "application/json":
-        return errors.respond("unsupported_media_type", "send the body as application/json", 415)
-    return _check_query(queries)
+
+    return check
+
+
+def _authenticate() -> None:
+    """Who asks, and whether they may. Raises ``Refused``. Paths that do not exist are
+    answered as such to everybody: what there is is in the OpenAPI document."""
+    if request.endpoint is None or request.endpoint not in NEEDS:
+        return
+    g.principal = services().auth.principal(request.headers.get("Authorization"), request.remote_addr or "")
+    require(g.principal, NEEDS[request.endpoint])
 
 
 def _authority(origin: str) -> str | None:
@@ -83,14 +135,14 @@ def _host_name(address: str) -> str | None:
 
 
 def _check_query(queries: dict[tuple[str, str], set[str]]) -> Response | None:
-    if request.url_rule is None or not request.url_rule.rule.startswith(PREFIX):
+    if request.endpoint not in NEEDS or request.url_rule is None or request.method == "OPTIONS":
         return None
     path = re.sub(r"<(?:[^:>]+:)?([^>]+)>", r"{\1}", request.url_rule.rule)
-    known = queries.get((path, request.method), set())
+    known = queries.get((path, "GET" if request.method == "HEAD" else request.method), set())
     unknown = [name for name in request.args if name not in known]
     if not unknown:
         return None
-    faults = [Fault(name, "is not a query parameter here") for name in unknown]
+    faults = [Fault(name[:100], "is not a query parameter here") for name in unknown[:100]]
     return errors.respond("validation_failed", "the request has faults", 422, faults)
 
 
@@ -107,15 +159,33 @@ def _query_names(spec: dict[str, Any]) -> dict[tuple[str, str], set[str]]:
 
 def _finish(response: Response) -> Response:
     response.headers["X-Content-Type-Options"] = "nosniff"
-    response.headers["Cache-Control"] = "no-store"
+    response.headers.setdefault("Cache-Control", "no-store")
     response.headers["X-Request-Id"] = errors.request_id()
+    if request.method == "OPTIONS" and response.status_code == 200:
+        response.status_code = 204
+        response.headers.pop("Content-Type", None)
+    if "replayed" in g:
+        response.headers["Idempotency-Replayed"] = "true"
+    if "etag" in g and response.status_code < 300:
+        _tag(response)
     if request.method not in _SAFE:
         log.info(
             "change asked for",
             method=request.method,
-            path=request.path,
+            path=request.path[:500],
             status=response.status_code,
-            actor=actor(),
+            user=g.principal.user if "principal" in g else "nobody",
+            said=said() or None,
             request_id=errors.request_id(),
         )
     return response
+
+
+def _tag(response: Response) -> None:
+    """The ETag; and 304 without a body if the client has that version already."""
+    response.headers["ETag"] = g.etag
+    if request.method in ("GET", "HEAD") and not g.live and request.if_none_match.contains_weak(g.etag.strip('"')):
+        response.status_code = 304
+        response.set_data(b"")
+        for name in ("Content-Type", "Content-Length"):
+            response.headers.pop(name, None)

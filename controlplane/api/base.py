@@ -3,24 +3,50 @@
 import json
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import wraps
 from typing import Any, TypeVar, cast
 
 import marshmallow as ma
-from flask import Request, current_app, request
+from flask import Request, Response, current_app, g, request
 from flask_smorest import Blueprint as SmorestBlueprint
 from webargs.flaskparser import FlaskParser
 from werkzeug.exceptions import BadRequest
 
+from controlplane.api.slices import render
+from controlplane.services.changes import Asked, Changed, Principal, Replayed, etag, request_digest
 from controlplane.services.context import Services
+from controlplane.services.errors import invalid
 from controlplane.services.fleet import Plain
+from controlplane.store.port import Role
 
+T = TypeVar("T")
 View = TypeVar("View", bound=Callable[..., Any])
 
 PREFIX = "/api/v1"
 EXTENSION = "llmgw-services"
 ACTOR_HEADER = "Llmgw-Actor"
 MAX_ACTOR = 100
+
+READ: tuple[Role, ...] = ("admin", "operator", "auditor")
+READ_SCOPED: tuple[Role, ...] = (*READ, "owner")
+OPERATE: tuple[Role, ...] = ("admin", "operator")
+OPERATE_SCOPED: tuple[Role, ...] = (*OPERATE, "owner")
+ADMIN_ONLY: tuple[Role, ...] = ("admin",)
+AUDIT: tuple[Role, ...] = ("admin", "auditor")
+"""Who may use an operation (API-08). Where ``owner`` is among them the service limits what
+is read or changed to the principal's scopes."""
+
+NEEDS: dict[str, tuple[Role, ...]] = {}
+"""The roles of every operation, by Flask endpoint."""
+
+MAX_PAGE = 5000
+MAX_DEPTH = 32
+"""How deep the JSON of a body may be nested."""
+
+KEY_HEADER = "Idempotency-Key"
+KEY = re.compile(r"[\x21-\x7e]{1,200}")
+TAGS = re.compile(r'\*|(?:W/)?"[\x21\x23-\x7e]{0,100}"(?:\s*,\s*(?:W/)?"[\x21\x23-\x7e]{0,100}"){0,20}')
 
 MODEL_OR_ALIAS = ma.validate.Regexp(
     r"[A-Za-z0-9][A-Za-z0-9._:/@-]{0,127}\Z", error="is not the name of a model or alias"
@@ -45,6 +71,24 @@ class Empty(Schema):
     """A body without fields."""
 
 
+class PageQuery(Schema):
+    """Which part of a list (API-04)."""
+
+    limit = ma.fields.Integer(
+        load_default=500, validate=ma.validate.Range(1, MAX_PAGE), metadata={"description": "Most entries to answer."}
+    )
+    cursor = ma.fields.String(
+        validate=ma.validate.Length(1, 500),
+        metadata={"description": "The field next of the answer before; leave it out for the beginning."},
+    )
+
+
+class PageAnswer(Schema):
+    """Part of a list. ``next`` is absent at the end."""
+
+    next = ma.fields.String(metadata={"description": "Send it as cursor to go on."})
+
+
 class _Parser(FlaskParser):
     DEFAULT_UNKNOWN_BY_LOCATION = {"json": ma.RAISE, "query": ma.RAISE}
 
@@ -57,6 +101,8 @@ class _Parser(FlaskParser):
             raise BadRequest("the body is nested too deeply") from error
         except UnicodeEncodeError as error:  # half of a surrogate pair: nothing could store or show it
             raise BadRequest("the body holds text that is not Unicode") from error
+        if body is not ma.missing and _deeper(body, MAX_DEPTH):
+            raise BadRequest(f"the body is nested too deeply: {MAX_DEPTH} levels are allowed")
         return body
 
 
@@ -68,17 +114,69 @@ class Blueprint(SmorestBlueprint):  # type: ignore[misc]
 
     ARGUMENTS_PARSER = _Parser()
 
-    def view(self, method: str, rule: str) -> Callable[[View], View]:
-        """The view of one method of one route."""
-        return cast(Callable[[View], View], self.route(rule, methods=[method]))
+    def view(
+        self, method: str, rule: str, roles: Sequence[Role], *, versioned: bool | None = None, tagged: bool = False
+    ) -> Callable[[View], View]:
+        """The view of one method of one route, for users with one of the roles.
+
+        ``versioned``: it obeys If-Match (default: every PUT, PATCH and DELETE of one
+        thing). ``tagged``: its answer has an ETag. Both go into the OpenAPI document.
+        """
+        if versioned is None:
+            versioned = method in ("PUT", "PATCH", "DELETE") and "<" in rule
+
+        def add(view: View) -> View:
+            NEEDS[f"{self.name}.{view.__name__}"] = tuple(roles)
+            notes = {"x-llmgw-roles": list(roles), "x-llmgw-versioned": versioned, "x-llmgw-tagged": tagged}
+            return cast(View, self.route(rule, methods=[method])(self.doc(**notes)(view)))
+
+        return add
+
+    def alternatively(self, status: int, **options: Any) -> Callable[[View], View]:
+        """Another answer of the view, for the document: its ``schema``, ``content_type``."""
+        return cast(Callable[[View], View], self.alt_response(status, **options))
 
     def takes(self, schema: type[Schema], **options: Any) -> Callable[[View], View]:
         """What the view is given: the JSON body, or the query."""
         return cast(Callable[[View], View], self.arguments(schema, **options))
 
-    def answers(self, status: int, schema: type[Schema]) -> Callable[[View], View]:
-        """What the view returns."""
-        return cast(Callable[[View], View], self.response(status, schema))
+    def answers(self, status: int, schema: type[Schema] | None = None, **options: Any) -> Callable[[View], View]:
+        """What the view returns: fields of ``schema``, written as JSON in slices, so that
+        a long list (which may be an iterator) does not hold the hub. Without a schema the
+        answer has no body (status 204)."""
+        documented = self.response(status, schema, **options)
+        dumped = schema() if schema else None
+
+        def add(view: View) -> View:
+            @wraps(view)
+            def written(*args: Any, **kwargs: Any) -> Any:
+                result = view(*args, **kwargs)
+                if isinstance(result, Response):
+                    return result
+                if dumped is None:
+                    empty = Response(status=status)
+                    del empty.headers["Content-Type"]
+                    return empty
+                return Response(render(dumped, result), status, mimetype="application/json")
+
+            return cast(View, documented(written))
+
+        return add
+
+
+def _deeper(value: Any, levels: int) -> bool:
+    """Whether ``value`` is nested deeper than that."""
+    layer = [value]
+    for _ in range(levels):
+        layer = [
+            inner
+            for outer in layer
+            if isinstance(outer, dict | list)
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+        ]
+        if not layer:
+            return False
+    return any(isinstance(inner, dict | list) for inner in layer)
 
 
 def services() -> Services:
@@ -86,10 +184,60 @@ def services() -> Services:
     return cast(Services, current_app.extensions[EXTENSION])
 
 
-def actor() -> str:
+def principal() -> Principal:
+    """Who was proven to ask."""
+    return cast(Principal, g.principal)
+
+
+def asked(operation: str) -> Asked:
+    """The change that the request at hand asks for; ``operation`` names it in the audit.
+    Raises ``Refused`` for headers that cannot be what they should."""
+    return Asked(
+        principal=principal(),
+        operation=operation,
+        said=said(),
+        request_id=g.request_id,
+        if_match=_header("If-Match", TAGS, 'must be an entity tag as ETag had it, such as "3", or *'),
+        if_none_match=_header("If-None-Match", TAGS, 'must be *, or an entity tag as ETag had it, such as "3"'),
+        idempotency_key=_header(KEY_HEADER, KEY, "must be 1 to 200 printable ASCII characters without spaces"),
+        digest=request_digest(request.method, request.full_path, request.get_data()),
+    )
+
+
+def _header(name: str, pattern: re.Pattern[str], words: str) -> str | None:
+    value = request.headers.get(name)
+    if value is not None and not pattern.fullmatch(value):
+        raise invalid(name, words)
+    return value
+
+
+def change(operation: str, make: Callable[[Asked], T], again: Callable[[str], T]) -> T:
+    """Carry out a change; a request that was carried out before, under the same
+    Idempotency-Key, is answered with what ``again`` reads of its target now."""
+    try:
+        return make(asked(operation))
+    except Replayed as error:
+        g.replayed = True
+        return again(error.target)
+
+
+def act(operation: str, work: Callable[[Asked], Changed[T]], again: Callable[[str], T]) -> T:
+    """The same for what changes something outside the store, which must work while the
+    store is away: ``work`` does it and says what it did (``Changes.carry_out``)."""
+    return change(operation, lambda asked: services().changes.carry_out(asked, lambda: work(asked)), again)
+
+
+def tag(version: int, *, live: bool = False) -> None:
+    """Send the resource's version as ETag. ``live``: the answer shows more than what has
+    the version, such as a state, so it is never answered with 304."""
+    g.etag = etag(version)
+    g.live = live
+
+
+def said() -> str:
     """Who asks, as the client says it, fit for a log: for people to know, not a proof."""
     said = request.headers.get(ACTOR_HEADER, "")[:MAX_ACTOR]
-    return re.sub(r"[^A-Za-z0-9@._+:()\- ]", "?", said).strip() or "api"
+    return re.sub(r"[^A-Za-z0-9@._+:()\- ]", "?", said).strip()
 
 
 class Figure(ma.fields.Float):

@@ -90,8 +90,7 @@ def install(app: Flask) -> None:
 
     @app.errorhandler(Refused)
     def refused(error: Refused) -> Response:
-        retry = {} if error.retry_after is None else {"Retry-After": str(error.retry_after)}
-        return respond(error.code, str(error), error.status, list(error.faults), retry)
+        return respond(error.code, str(error), error.status, list(error.faults), error.headers)
 
 
 def _allow(error: HTTPException) -> Iterator[tuple[str, str]]:

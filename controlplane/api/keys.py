@@ -1,98 +1,158 @@
 """API keys of clients."""
 
-from datetime import UTC, datetime
-
 import marshmallow as ma
 
-from controlplane.api.base import MODEL_OR_ALIAS, Blueprint, Schema, actor, items, services
+from controlplane.api.base import (
+    MODEL_OR_ALIAS,
+    OPERATE_SCOPED,
+    READ_SCOPED,
+    Blueprint,
+    PageAnswer,
+    PageQuery,
+    Schema,
+    change,
+    items,
+    principal,
+    services,
+    tag,
+)
+from controlplane.api.fields import NAME, SCOPE, text
 from controlplane.services.fleet import Plain
+from controlplane.services.moments import shown
+from controlplane.services.paging import page_by_name
 from controlplane.store.port import ApiKey
 
 blueprint = Blueprint("keys", __name__, description="API keys. The key itself is shown once and kept nowhere.")
 
+STATES = ("active", "expired", "revoked")
+
 
 class KeySchema(Schema):
-    """A key as it is kept. ``models`` is absent if it is good for all."""
+    """A key as it is kept. ``models`` is absent if it is good for all, ``scope`` if it has none."""
 
     id = ma.fields.String(required=True)
     name = ma.fields.String(required=True)
     shown = ma.fields.String(required=True, metadata={"description": "How the key begins."})
-    state = ma.fields.String(required=True, metadata={"enum": ["active", "expired", "revoked"]})
+    state = ma.fields.String(required=True, metadata={"enum": list(STATES)})
+    scope = ma.fields.String()
     models = ma.fields.List(ma.fields.String())
     created_at = ma.fields.String(required=True)
     created_by = ma.fields.String(required=True)
     expires_at = ma.fields.String()
     revoked_at = ma.fields.String()
     revoked_by = ma.fields.String()
+    version = ma.fields.Integer(required=True)
 
 
 class NewKeySchema(KeySchema):
-    """A key that was just made, with the key itself."""
+    """A key that was just made, with the key itself; a replay has the record alone."""
 
-    key = ma.fields.String(required=True, metadata={"description": "Shown this once."})
+    key = ma.fields.String(metadata={"description": "Shown this once."})
 
 
-class KeysSchema(Schema):
-    """All keys."""
+class KeysSchema(PageAnswer):
+    """Keys, oldest first."""
 
     keys = items(KeySchema)
+
+
+class KeysQuerySchema(PageQuery):
+    """Which keys."""
+
+    state = ma.fields.String(validate=ma.validate.OneOf(STATES))
+    scope = ma.fields.String(validate=SCOPE, metadata={"description": "Of this scope and all beneath."})
+    name = ma.fields.String(
+        validate=ma.validate.Length(1, 200), metadata={"description": "Whose name contains this, in either case."}
+    )
 
 
 class KeyRequestSchema(Schema):
     """What to make."""
 
-    name = ma.fields.String(
-        required=True,
-        validate=ma.validate.Regexp(
-            r"[^\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]{1,200}\Z", error="must be 1 to 200 printable characters"
-        ),
-    )
+    name = text(required=True, validate=NAME, metadata={"example": "ada's laptop"})
     models = ma.fields.List(
         ma.fields.String(validate=MODEL_OR_ALIAS),
         validate=ma.validate.Length(max=1000),
         metadata={"description": "Default: all."},
     )
-    expires = ma.fields.String(metadata={"description": "A duration such as 30d, or an ISO 8601 moment."})
+    expires = ma.fields.String(
+        validate=ma.validate.Length(1, 40),
+        metadata={"description": "A duration such as 30d, or an ISO 8601 moment.", "example": "90d"},
+    )
+    scope = ma.fields.String(
+        validate=SCOPE,
+        metadata={"description": "Whose key it is; an owner names one of its own.", "example": "acme/ml"},
+    )
 
 
 def _shown(key: ApiKey) -> Plain:
-    expired = key.expires_at is not None and key.expires_at <= datetime.now(UTC).timestamp()
     return {
         "id": key.id,
         "name": key.name,
         "shown": f"{key.shown}...",
-        "state": "revoked" if key.revoked_at is not None else "expired" if expired else "active",
+        "state": services().keys.state(key),
+        "scope": key.scope or None,
         "models": None if key.models is None else list(key.models),
-        "created_at": _moment(key.created_at),
+        "created_at": shown(key.created_at),
         "created_by": key.created_by,
-        "expires_at": _moment(key.expires_at),
-        "revoked_at": _moment(key.revoked_at),
+        "expires_at": shown(key.expires_at),
+        "revoked_at": shown(key.revoked_at),
         "revoked_by": key.revoked_by,
+        "version": key.version,
     }
 
 
-def _moment(seconds: float | None) -> str | None:
-    return None if seconds is None else datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
-
-
-@blueprint.view("GET", "/keys")
+@blueprint.view("GET", "/keys", READ_SCOPED)
+@blueprint.takes(KeysQuerySchema, location="query")
 @blueprint.answers(200, KeysSchema)
-def list_keys() -> Plain:
-    """Every key, revoked ones too."""
-    return {"keys": [_shown(key) for key in services().keys.all()]}
+def list_keys(query: Plain) -> Plain:
+    """Keys, revoked ones too; an owner sees those of its scopes."""
+    service = services().keys
+    scope, state, name = query.get("scope"), query.get("state"), query.get("name", "").casefold()
+    found = {
+        f"{key.created_at:020.6f} {key.id}": key
+        for key in service.seen(principal())
+        if (scope is None or key.scope == scope or key.scope.startswith(f"{scope}/"))
+        and (state is None or service.state(key) == state)
+        and name in key.name.casefold()
+    }
+    names, after = page_by_name(found, query["limit"], query.get("cursor"))
+    return {"keys": (_shown(found[each]) for each in names), "next": after}
 
 
-@blueprint.view("POST", "/keys")
+@blueprint.view("POST", "/keys", OPERATE_SCOPED, tagged=True)
 @blueprint.takes(KeyRequestSchema)
 @blueprint.answers(201, NewKeySchema)
 def create_key(body: Plain) -> Plain:
     """Make a key. It is in this answer and nowhere else."""
-    key, text = services().keys.create(body["name"], body.get("models"), body.get("expires"), actor())
-    return {**_shown(key), "key": text}
+    service = services().keys
+    key, secret = change(
+        "keys.create",
+        lambda asked: service.create(
+            asked, body["name"], body.get("models"), body.get("expires"), body.get("scope", "")
+        ),
+        lambda key_id: (service.one(principal(), key_id), None),
+    )
+    tag(key.version)
+    return {**_shown(key), "key": secret}
 
 
-@blueprint.view("DELETE", "/keys/<key_id>")
+@blueprint.view("GET", "/keys/<key_id>", READ_SCOPED, tagged=True)
+@blueprint.answers(200, KeySchema)
+def read_key(key_id: str) -> Plain:
+    """One key."""
+    key = services().keys.one(principal(), key_id)
+    tag(key.version, live=True)
+    return _shown(key)
+
+
+@blueprint.view("DELETE", "/keys/<key_id>", OPERATE_SCOPED, tagged=True)
 @blueprint.answers(200, KeySchema)
 def revoke_key(key_id: str) -> Plain:
     """Revoke a key; routers refuse it within one poll."""
-    return _shown(services().keys.revoke(key_id, actor()))
+    service = services().keys
+    key = change(
+        "keys.revoke", lambda asked: service.revoke(asked, key_id), lambda target: service.one(principal(), target)
+    )
+    tag(key.version)
+    return _shown(key)

@@ -2,7 +2,8 @@
 
 import marshmallow as ma
 
-from controlplane.api.base import Blueprint, Schema, actor
+from controlplane.api.base import ADMIN_ONLY, READ, Blueprint, Schema, act
+from controlplane.services.changes import Asked, Changed
 from controlplane.services.fleet import Plain
 from llmgw.runtime.logs import LEVELS, Logger, get_level, set_level
 
@@ -13,21 +14,26 @@ blueprint = Blueprint("log-level", __name__, description="How much is logged, ch
 class LogLevelSchema(Schema):
     """The least level that is logged."""
 
-    level = ma.fields.String(required=True, validate=ma.validate.OneOf(LEVELS))
+    level = ma.fields.String(required=True, validate=ma.validate.OneOf(LEVELS), metadata={"example": "debug"})
 
 
-@blueprint.view("GET", "/log-level")
+@blueprint.view("GET", "/log-level", READ)
 @blueprint.answers(200, LogLevelSchema)
 def read_log_level() -> Plain:
     """The level in force."""
     return {"level": get_level()}
 
 
-@blueprint.view("PUT", "/log-level")
+@blueprint.view("PUT", "/log-level", ADMIN_ONLY)
 @blueprint.takes(LogLevelSchema)
 @blueprint.answers(200, LogLevelSchema)
 def change_log_level(body: Plain) -> Plain:
-    """Change it until the next start or reload."""
-    set_level(body["level"])
-    log.warning("log level changed", level=body["level"], actor=actor())
-    return body
+    """Change it until the next start or reload. Works while the store is away."""
+
+    def work(asked: Asked) -> Changed[Plain]:
+        before = get_level()
+        set_level(body["level"])
+        log.warning("log level changed", level=body["level"], actor=asked.actor)
+        return Changed(body, "log-level", "log.level", before, body["level"])
+
+    return act("log-level.set", work, lambda _: {"level": get_level()})

@@ -2,8 +2,25 @@
 
 import marshmallow as ma
 
-from controlplane.api.base import Blueprint, Empty, Schema, actor, items, number, services
+from controlplane.api.base import (
+    OPERATE,
+    READ,
+    Blueprint,
+    Empty,
+    PageAnswer,
+    PageQuery,
+    Schema,
+    change,
+    items,
+    number,
+    services,
+)
+from controlplane.api.fields import text
 from controlplane.services.fleet import Plain
+from controlplane.services.paging import page_by_name
+
+REASON = r"[^\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]{0,1000}\Z"
+STATUSES = ("connected", "reconnecting", "unreachable", "lost")
 
 blueprint = Blueprint("nodes", __name__, description="Enrolled nodes, connected or not.")
 
@@ -16,10 +33,20 @@ class CordonSchema(Schema):
     at = ma.fields.String(required=True)
 
 
+class HeldSchema(CordonSchema):
+    """A domain of the node in which nothing new is placed."""
+
+    domain = ma.fields.String(required=True, metadata={"example": "llmgw.io/rack=r12"})
+
+
 class CordonRequestSchema(Schema):
     """Why a node is cordoned."""
 
-    reason = ma.fields.String(required=True, validate=ma.validate.Length(max=1000))
+    reason = text(
+        required=True,
+        validate=ma.validate.Regexp(REASON, error="must be at most 1000 printable characters"),
+        metadata={"example": "fan is being replaced"},
+    )
 
 
 class CpuSchema(Schema):
@@ -72,7 +99,7 @@ class NodeSchema(Schema):
     """A node. What is absent is unknown."""
 
     id = ma.fields.String(required=True)
-    status = ma.fields.String(required=True, metadata={"enum": ["connected", "reconnecting", "unreachable", "lost"]})
+    status = ma.fields.String(required=True, metadata={"enum": list(STATUSES)})
     status_seconds = number()
     last_heard_seconds = number()
     enrolled = ma.fields.Boolean(required=True)
@@ -84,7 +111,18 @@ class NodeSchema(Schema):
     kernel = ma.fields.String()
     arch = ma.fields.String()
     driver = ma.fields.String()
-    labels = ma.fields.Dict(keys=ma.fields.String(), values=ma.fields.String())
+    labels = ma.fields.Dict(
+        keys=ma.fields.String(),
+        values=ma.fields.String(),
+        metadata={"description": "The agent's, and over them those that people gave it."},
+    )
+    labels_set = ma.fields.Dict(
+        keys=ma.fields.String(), values=ma.fields.String(), metadata={"description": "Those that people gave it."}
+    )
+    location = ma.fields.Dict(
+        keys=ma.fields.String(), values=ma.fields.String(), metadata={"description": "site, room, row, rack, pdu"}
+    )
+    holds = items(HeldSchema)
     notes = ma.fields.List(ma.fields.String())
     cpu = ma.fields.Nested(CpuSchema)
     memory = ma.fields.Nested(NodeMemorySchema)
@@ -93,37 +131,62 @@ class NodeSchema(Schema):
     replicas = ma.fields.List(ma.fields.String(), required=True)
 
 
-class NodesSchema(Schema):
-    """All nodes."""
+class NodesSchema(PageAnswer):
+    """Nodes, by id."""
 
     nodes = items(NodeSchema)
 
 
-@blueprint.view("GET", "/nodes")
+class NodesQuerySchema(PageQuery):
+    """Which nodes."""
+
+    status = ma.fields.String(validate=ma.validate.OneOf(STATUSES))
+    label = ma.fields.List(
+        ma.fields.String(validate=ma.validate.Length(1, 400)),
+        validate=ma.validate.Length(max=20),
+        metadata={
+            "description": "NAME=VALUE, of several all must fit.",
+            "example": ["llmgw.io/rack=r12"],
+        },
+    )
+    domain = ma.fields.String(
+        validate=ma.validate.Length(1, 400), metadata={"description": "In this rack, row, ...: such as rack=r12."}
+    )
+    name = ma.fields.String(validate=ma.validate.Length(1, 253), metadata={"description": "Whose id contains this."})
+    cordoned = ma.fields.Boolean()
+
+
+@blueprint.view("GET", "/nodes", READ)
+@blueprint.takes(NodesQuerySchema, location="query")
 @blueprint.answers(200, NodesSchema)
-def list_nodes() -> Plain:
-    """Every enrolled node."""
-    return {"nodes": services().fleet.nodes()}
+def list_nodes(query: Plain) -> Plain:
+    """Enrolled nodes, connected or not."""
+    limit, cursor, fleet = query.pop("limit"), query.pop("cursor", None), services().fleet
+    ids = fleet.node_ids(labels=query.pop("label", ()), within=query.pop("domain", None), **query)
+    page, after = page_by_name(ids, limit, cursor)
+    return {"nodes": fleet.nodes(page), "next": after}
 
 
-@blueprint.view("GET", "/nodes/<node_id>")
+@blueprint.view("GET", "/nodes/<node_id>", READ)
 @blueprint.answers(200, NodeSchema)
 def read_node(node_id: str) -> Plain:
     """One node."""
     return services().fleet.node(node_id)
 
 
-@blueprint.view("POST", "/nodes/<node_id>/cordon")
+@blueprint.view("POST", "/nodes/<node_id>/cordon", OPERATE)
 @blueprint.takes(CordonRequestSchema)
 @blueprint.answers(200, NodeSchema)
 def cordon_node(body: Plain, node_id: str) -> Plain:
     """Place nothing new on a node; what runs there goes on."""
-    return services().fleet.cordon(node_id, body["reason"], actor())
+    fleet = services().fleet
+    return change("nodes.cordon", lambda asked: fleet.cordon(asked, node_id, body["reason"]), fleet.node)
 
 
-@blueprint.view("POST", "/nodes/<node_id>/uncordon")
+@blueprint.view("POST", "/nodes/<node_id>/uncordon", OPERATE)
 @blueprint.takes(Empty, required=False)
 @blueprint.answers(200, NodeSchema)
 def uncordon_node(_body: Plain, node_id: str) -> Plain:
     """End a cordon."""
-    return services().fleet.uncordon(node_id)
+    fleet = services().fleet
+    return change("nodes.uncordon", lambda asked: fleet.uncordon(asked, node_id), fleet.node)

@@ -1,9 +1,28 @@
 """Replicas and their shards."""
 
+from typing import Any, get_args
+
 import marshmallow as ma
 
-from controlplane.api.base import Blueprint, Schema, items, number, services
-from controlplane.services.fleet import Plain
+from controlplane.api.base import (
+    OPERATE_SCOPED,
+    READ_SCOPED,
+    Blueprint,
+    PageAnswer,
+    PageQuery,
+    Schema,
+    change,
+    items,
+    number,
+    principal,
+    services,
+)
+from controlplane.api.fields import text
+from controlplane.planning.view import ReplicaState
+from controlplane.services.fleet import Plain, Which
+from controlplane.services.paging import page_by_name
+
+STATES = get_args(ReplicaState)
 
 blueprint = Blueprint("replicas", __name__, description="Running copies of models.")
 
@@ -58,6 +77,8 @@ class ShardSchema(Schema):
     devices = ma.fields.List(ma.fields.String())
     cpu_cores = number()
     memory_bytes = ma.fields.Integer()
+    used_cores = number()
+    used_memory_bytes = ma.fields.Integer()
     pid = ma.fields.Integer()
     adopted = ma.fields.Boolean()
     detail = ma.fields.String()
@@ -72,7 +93,10 @@ class ReplicaSchema(Schema):
     profile = ma.fields.String(required=True)
     fingerprint = ma.fields.String()
     stale = ma.fields.Boolean()
-    state = ma.fields.String(required=True)
+    restart = ma.fields.String(metadata={"description": "How far a restart is: queued, replacing, in place."})
+    restart_asked = ma.fields.String(metadata={"description": "Who asked for it, and why."})
+    replacement = ma.fields.String(metadata={"description": "The replica that takes this one's place."})
+    state = ma.fields.String(required=True, metadata={"enum": list(STATES)})
     state_seconds = number()
     age_seconds = number()
     reason = ma.fields.String()
@@ -80,29 +104,91 @@ class ReplicaSchema(Schema):
     shards = items(ShardSchema)
 
 
-class ReplicasSchema(Schema):
-    """Replicas."""
+class ReplicasSchema(PageAnswer):
+    """Replicas, by model and id."""
 
     replicas = items(ReplicaSchema)
 
 
-class ReplicasQuerySchema(Schema):
+class ReplicasQuerySchema(PageQuery):
     """Which replicas."""
 
-    model = ma.fields.String(metadata={"description": "Only replicas of this model."})
-    node = ma.fields.String(metadata={"description": "Only replicas with a shard on this node."})
+    model = ma.fields.String(
+        validate=ma.validate.Length(1, 200), metadata={"description": "Only of this model, by name or alias."}
+    )
+    node = ma.fields.String(
+        validate=ma.validate.Length(1, 253), metadata={"description": "Only with a shard on this node."}
+    )
+    state = ma.fields.String(validate=ma.validate.OneOf(STATES))
 
 
-@blueprint.view("GET", "/replicas")
+class RestartRequestSchema(Schema):
+    """Which replicas, by exactly one of replicas, model, stale and all."""
+
+    replicas = ma.fields.List(
+        ma.fields.String(validate=ma.validate.Length(1, 300)), validate=ma.validate.Length(1, 5000)
+    )
+    model = ma.fields.String(validate=ma.validate.Length(1, 128), metadata={"description": "All of this model."})
+    stale = ma.fields.Boolean(metadata={"description": "true: all that run an older profile."})
+    all = ma.fields.Boolean(metadata={"description": "true: all."})
+    in_place = ma.fields.Boolean(
+        load_default=False, metadata={"description": "Stop each before its replacement comes, instead of after."}
+    )
+    reason = text(load_default="", validate=ma.validate.Length(max=1000))
+
+    @ma.validates_schema
+    def name_which(self, data: Plain, **_: Any) -> None:
+        """One of the four says which."""
+        if sum(bool(data.get(name)) for name in ("replicas", "model", "stale", "all")) != 1:
+            raise ma.ValidationError("name exactly one of replicas, model, stale: true and all: true")
+
+
+class QueuedSchema(Schema):
+    """A replica that is to be replaced."""
+
+    id = ma.fields.String(required=True)
+    model = ma.fields.String(required=True)
+    state = ma.fields.String(required=True)
+
+
+class RestartSchema(Schema):
+    """What is queued, one at a time per model. Nothing: there was none to restart."""
+
+    queued = items(QueuedSchema)
+
+
+@blueprint.view("GET", "/replicas", READ_SCOPED)
 @blueprint.takes(ReplicasQuerySchema, location="query")
 @blueprint.answers(200, ReplicasSchema)
 def list_replicas(query: Plain) -> Plain:
-    """All replicas, or those of a model or node."""
-    return {"replicas": services().fleet.replicas(**query)}
+    """Replicas; an owner sees those of its scopes' models."""
+    limit, cursor, fleet = query.pop("limit"), query.pop("cursor", None), services().fleet
+    page, after = page_by_name(fleet.replica_ids(principal(), **query), limit, cursor)
+    return {"replicas": fleet.replicas(page), "next": after}
 
 
-@blueprint.view("GET", "/replicas/<replica_id>")
+@blueprint.view("GET", "/replicas/<replica_id>", READ_SCOPED)
 @blueprint.answers(200, ReplicaSchema)
 def read_replica(replica_id: str) -> Plain:
     """One replica."""
-    return services().fleet.replica(replica_id)
+    return services().fleet.replica(principal(), replica_id)
+
+
+@blueprint.view("POST", "/replicas/restart", OPERATE_SCOPED)
+@blueprint.takes(RestartRequestSchema)
+@blueprint.answers(202, RestartSchema)
+def restart_replicas(body: Plain) -> Plain:
+    """Replace replicas one at a time per model, each by a new one that is ready before it drains."""
+    fleet = services().fleet
+    which = Which(
+        tuple(dict.fromkeys(body.get("replicas", ()))),
+        body.get("model"),
+        bool(body.get("stale")),
+        bool(body.get("all")),
+    )
+    queued = change(
+        "replicas.restart",
+        lambda asked: fleet.restart(asked, which, in_place=body["in_place"], reason=body["reason"]),
+        lambda _: fleet.restarting(principal()),
+    )
+    return {"queued": [{"id": row.id, "model": row.model, "state": row.state} for row in queued]}

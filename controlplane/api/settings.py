@@ -1,15 +1,15 @@
-"""The settings of this process."""
+"""The settings of this process, and the cluster's, which change live."""
 
 import marshmallow as ma
 
-from controlplane.api.base import Blueprint, Schema, items, services
+from controlplane.api.base import ADMIN_ONLY, READ, Blueprint, Schema, change, items, services, tag
 from controlplane.services.fleet import Plain
 
 blueprint = Blueprint("settings", __name__, description="Values in force and where they came from.")
 
 
 class SettingSchema(Schema):
-    """One setting; durations are seconds."""
+    """One setting of this process; durations are seconds."""
 
     name = ma.fields.String(required=True)
     value = ma.fields.Raw(required=True)
@@ -18,14 +18,82 @@ class SettingSchema(Schema):
     help = ma.fields.String()
 
 
+class FileValueSchema(Schema):
+    """What a file, a flag or the environment gives a cluster setting."""
+
+    value = ma.fields.Raw(required=True)
+    origin = ma.fields.String(required=True)
+
+
+class StoreValueSchema(Schema):
+    """What the store gives a cluster setting. ``fault``: this release cannot use it."""
+
+    value = ma.fields.Raw(required=True)
+    updated_at = ma.fields.String(required=True)
+    updated_by = ma.fields.String(required=True)
+    fault = ma.fields.String()
+
+
+class ClusterSettingSchema(Schema):
+    """A cluster setting. ``rules`` says whose value is in force: store, default, or the
+    file, flag or environment that gave it."""
+
+    name = ma.fields.String(required=True)
+    value = ma.fields.Raw(required=True)
+    rules = ma.fields.String(required=True)
+    default = ma.fields.Raw(required=True)
+    kind = ma.fields.String(required=True)
+    unit = ma.fields.String()
+    help = ma.fields.String(required=True)
+    version = ma.fields.Integer(required=True, metadata={"description": "Of the store's value; 0: it has none."})
+    file = ma.fields.Nested(FileValueSchema)
+    store = ma.fields.Nested(StoreValueSchema)
+
+
 class SettingsSchema(Schema):
     """All settings."""
 
     settings = items(SettingSchema)
+    cluster = items(ClusterSettingSchema)
 
 
-@blueprint.view("GET", "/settings")
+class SettingRequestSchema(Schema):
+    """A value, as it would stand in a file."""
+
+    value = ma.fields.Raw(required=True, metadata={"description": "Durations also as text, such as 7d."})
+
+
+@blueprint.view("GET", "/settings", READ)
 @blueprint.answers(200, SettingsSchema)
 def list_settings() -> Plain:
     """Every setting. None holds a secret."""
-    return {"settings": services().setting_values()}
+    return {"settings": services().setting_values(), "cluster": services().cluster.all()}
+
+
+@blueprint.view("GET", "/settings/<name>", READ, tagged=True)
+@blueprint.answers(200, ClusterSettingSchema)
+def read_setting(name: str) -> Plain:
+    """One cluster setting: the file's value, the store's, and which rules."""
+    return _tagged(services().cluster.one(name))
+
+
+@blueprint.view("PUT", "/settings/<name>", ADMIN_ONLY, tagged=True)
+@blueprint.takes(SettingRequestSchema)
+@blueprint.answers(200, ClusterSettingSchema)
+def set_setting(body: Plain, name: str) -> Plain:
+    """Set a cluster setting in the store. It rules, and is in force, at once."""
+    cluster = services().cluster
+    return _tagged(change("settings.set", lambda asked: cluster.set(asked, name, body["value"]), cluster.one))
+
+
+@blueprint.view("DELETE", "/settings/<name>", ADMIN_ONLY, tagged=True)
+@blueprint.answers(200, ClusterSettingSchema)
+def unset_setting(name: str) -> Plain:
+    """Take the store's value away: the file's value or the default is in force at once."""
+    cluster = services().cluster
+    return _tagged(change("settings.unset", lambda asked: cluster.unset(asked, name), cluster.one))
+
+
+def _tagged(shown: Plain) -> Plain:
+    tag(shown["version"], live=True)
+    return shown

@@ -2,7 +2,7 @@
 
 import marshmallow as ma
 
-from controlplane.api.base import Blueprint, Schema, items, number, services
+from controlplane.api.base import READ, Blueprint, Schema, items, number, services
 from controlplane.services.fleet import Plain
 
 blueprint = Blueprint("status", __name__, description="The state of the whole, problems first.")
@@ -68,6 +68,7 @@ class ScalingSchema(Schema):
     min = ma.fields.Integer(required=True)
     max = ma.fields.Integer(required=True)
     mode = ma.fields.String(required=True, metadata={"enum": ["always", "on-demand", "off"]})
+    idle_timeout = number()
 
 
 class ModelSummarySchema(Schema):
@@ -100,6 +101,7 @@ class StatusSchema(Schema):
     version = ma.fields.String(required=True)
     epoch = ma.fields.Integer(required=True)
     uptime_seconds = number()
+    stopped = ma.fields.Boolean(required=True, metadata={"description": "Whether people stopped serving."})
     settling = ma.fields.Nested(SettlingSchema, required=True)
     problems = items(ProblemSchema)
     nodes = ma.fields.Dict(keys=ma.fields.String(), values=ma.fields.Integer(), required=True)
@@ -109,7 +111,7 @@ class StatusSchema(Schema):
     routers = items(RouterSchema)
 
 
-@blueprint.view("GET", "/status")
+@blueprint.view("GET", "/status", READ)
 @blueprint.answers(200, StatusSchema)
 def read_status() -> Plain:
     """Problems, nodes, capacity, models."""

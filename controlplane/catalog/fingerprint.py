@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Mapping
+from typing import Any
 
 
 def fingerprint(
@@ -16,10 +17,18 @@ def fingerprint(
     slots: int | None,
     args: tuple[str, ...],
     env: Mapping[str, str],
+    nodes: int = 1,
+    pp: int | None = None,
+    dp: int | None = None,
+    launch_mode: str | None = None,
 ) -> str:
     """16 hex digits. Priority, weights of routing, claims of memory, selectors and
-    time-outs are left out: they do not reach the engine."""
-    content = {
+    time-outs are left out: they do not reach the engine. ``tp`` is left out because the
+    others leave it no choice (CAT-03).
+
+    What a profile does not use is no part of it, so that a release that knows more
+    fields marks nothing stale that did not change."""
+    content: dict[str, Any] = {
         "engine": engine,
         "source": source,
         "gpu_class": gpu_class,
@@ -30,5 +39,12 @@ def fingerprint(
         "args": list(args),
         "env": dict(sorted(env.items())),
     }
+    if nodes != 1:
+        content["nodes"] = nodes
+    for name, ranks in (("pp", pp), ("dp", dp)):
+        if ranks not in (None, 1):
+            content[name] = ranks
+    if launch_mode not in (None, "native"):
+        content["launch_mode"] = launch_mode
     text = json.dumps(content, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,14 +1,15 @@
 """Reads the catalog from a file or a directory. The only file IO of the catalog."""
 
-from dataclasses import replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from controlplane.catalog.model import Catalog
-from controlplane.catalog.validate import parse_catalog
+from controlplane.catalog.validate import STORE, parse_catalog, parse_model
 from llmgw.runtime.settings import Fault, SettingsError, read_yaml
 
-__all__ = ["MAX_CATALOG", "load_catalog", "parse_catalog"]
+__all__ = ["MAX_CATALOG", "STORE", "Files", "load_catalog", "merge", "parse_catalog", "parse_model", "read_files"]
 
 MAX_CATALOG = 8 * 1024 * 1024
 """Largest catalog file in bytes."""
@@ -17,23 +18,64 @@ MAX_FILES = 1000
 """Most files of a catalog directory."""
 
 
-def load_catalog(path: Path) -> Catalog:
-    """The catalog of a YAML file, or of all ``*.yaml`` files of a directory.
+@dataclass(frozen=True)
+class Files:
+    """What catalog files hold, not yet looked at. ``label`` is the file or directory,
+    ``modified`` when the newest was written, in Unix seconds (0 = unknown). ``faults``
+    are what kept a file from being read."""
+
+    label: str
+    trees: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    modified: int = 0
+    faults: tuple[Fault, ...] = ()
+
+
+def load_catalog(
+    path: Path, stored: Mapping[str, Mapping[str, Any]] | None = None, allowed: Iterable[str] = ()
+) -> Catalog:
+    """The catalog of a YAML file, or of all ``*.yaml`` files of a directory, together with
+    the ``stored`` models (name to definition).
 
     Blocking. Raises ``SettingsError`` with all faults of all files, each with its
     place, such as ``models.qwen.profiles[1].gpus``.
     """
+    return merge(read_files(path), stored, allowed)
+
+
+def merge(files: Files, stored: Mapping[str, Mapping[str, Any]] | None = None, allowed: Iterable[str] = ()) -> Catalog:
+    """The catalog of files that were read and of the ``stored`` models: what a live change
+    makes anew without reading again. Raises ``SettingsError`` as ``load_catalog``."""
+    sources = dict(files.trees)
+    if stored:
+        sources[STORE] = {"models": dict(stored)}
+    faults = list(files.faults)
+    try:
+        catalog = parse_catalog(sources, files.label, allowed=allowed)
+    except SettingsError as error:
+        faults += error.faults
+    if faults:
+        raise SettingsError(files.label, faults)
+    return replace(catalog, modified=files.modified)
+
+
+def read_files(path: Path) -> Files:
+    """The trees of a catalog file, or of the ``*.yaml`` files of a directory. Blocking.
+    Never raises for what a file holds: ``merge`` tells all faults together."""
     if not path.is_dir():
-        catalog = parse_catalog({path.name: read_yaml(path, MAX_CATALOG)}, str(path))
-        return replace(catalog, modified=_modified([path]))
+        try:
+            tree = read_yaml(path, MAX_CATALOG)
+        except SettingsError as error:
+            return Files(str(path), faults=tuple(error.faults))
+        name = path.name if path.name != STORE else str(path)
+        return Files(str(path), {name: tree}, _modified([path]))
     try:
         present = sorted(file for file in path.iterdir() if not file.name.startswith("."))
     except OSError as error:
-        raise SettingsError(str(path), [Fault("", f"cannot be read: {error.strerror}")]) from error
+        return Files(str(path), faults=(Fault("", f"cannot be read: {error.strerror}"),))
     files = [file for file in present if file.suffix == ".yaml"]
     if len(files) > MAX_FILES:
-        raise SettingsError(str(path), [Fault("", f"holds {len(files)} files; the limit is {MAX_FILES}")])
-    trees: dict[str, dict[str, Any]] = {}
+        return Files(str(path), faults=(Fault("", f"holds {len(files)} files; the limit is {MAX_FILES}"),))
+    trees: dict[str, Mapping[str, Any]] = {}
     faults = [
         Fault(file.name, f"would be left out: rename it to {file.stem}.yaml")
         for file in present
@@ -44,15 +86,9 @@ def load_catalog(path: Path) -> Catalog:
             trees[file.name] = read_yaml(file, MAX_CATALOG)
         except SettingsError as error:
             faults += [Fault(f"{file.name}: {fault.path}".removesuffix(": "), fault.message) for fault in error.faults]
-    try:
-        catalog = parse_catalog(trees, str(path))
-    except SettingsError as error:
-        faults += error.faults
     if not files and not faults:
         faults.append(Fault("", "holds no *.yaml file: write one with models: {} to serve nothing"))
-    if faults:
-        raise SettingsError(str(path), faults)
-    return replace(catalog, modified=_modified(files))
+    return Files(str(path), trees, _modified(files), tuple(faults))
 
 
 def _modified(files: list[Path]) -> int:

@@ -1,77 +1,174 @@
-"""From the trees of catalog files to a ``Catalog``: everything is checked, all
-faults are told at once, each with its place (CAT-01 to CAT-05). Pure."""
+"""From the trees of catalog files and of the store to a ``Catalog``: everything is
+checked, all faults are told at once, each with its place (CAT-01 to CAT-05). Pure."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, cast
+from typing import Any
 
-from marshmallow import Schema, ValidationError
-
-from controlplane.catalog.engines import ENGINES, NOT_YET, SCHEMES, flag_fault, variable_fault
-from controlplane.catalog.fields import GIB
-from controlplane.catalog.fingerprint import fingerprint
-from controlplane.catalog.model import Catalog, Model, Profile, Scaling
+from controlplane.catalog.arguments import allowances
+from controlplane.catalog.engines import ENGINES
+from controlplane.catalog.fields import unquoted
+from controlplane.catalog.locator import parse_locator, parse_url
+from controlplane.catalog.messages import flatten, read
+from controlplane.catalog.model import (
+    Adapter,
+    Catalog,
+    External,
+    Model,
+    Profile,
+    Resources,
+    Scaling,
+    WeightedAlias,
+    Window,
+)
+from controlplane.catalog.profiles import build_profile, gib, profile_faults
+from controlplane.catalog.references import Names, alias_faults, resolved, weighted
 from controlplane.catalog.schema import (
+    ALIAS_EXPECTED,
+    ALIAS_NAME,
     MODEL_NAME,
     MODEL_NAME_EXPECTED,
+    SECTIONS,
+    AliasSchema,
     ModelSchema,
     ProfileSchema,
-    ScalingSchema,
-    known_fields,
 )
-from llmgw.runtime.settings import Fault, SettingsError, did_you_mean
+from llmgw.runtime.faults import Fault, SettingsError, did_you_mean
 
-_NESTED: dict[str, type[Schema]] = {"profiles": ProfileSchema, "scaling": ScalingSchema}
-_WORDS = {
-    "Missing data for required field.": "is required",
-    "Field may not be null.": "has no value: give one or leave the line out",
-    "Not a valid list.": "must be a list",
-    "Invalid input type.": "must be a mapping",
-    "Unknown field.": "is not a field here",
-}
+STORE = "store"
+"""Source, and ``origin``, of the models that were added live."""
+
+_ALL_WEEK = frozenset(range(7))
+_KINDS = ("profiles", "external", "adapter")
 
 
-def parse_catalog(sources: Mapping[str, Mapping[str, Any]], source: str | None = None) -> Catalog:
-    """The catalog of one or more files, ``{file name: tree}``. ``source`` names the
-    whole (default: the file names). Raises ``SettingsError`` with every fault; where
-    there are several files each fault's place begins with its file."""
+@dataclass
+class _Reading:
+    """A catalog on its way."""
+
+    allowed: tuple[str, ...]
+    faults: list[Fault] = field(default_factory=list)
+    models: dict[str, Model] = field(default_factory=dict)
+    definitions: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    origin: dict[str, str] = field(default_factory=dict)
+    names: Names = field(default_factory=Names)
+    aliases: list[tuple[str, str, str]] = field(default_factory=list)
+    shared: dict[str, tuple[str, str, Any]] = field(default_factory=dict)
+
+    def fault(self, place: str, message: str) -> None:
+        self.faults.append(Fault(place, message))
+
+
+def parse_catalog(
+    sources: Mapping[str, Mapping[str, Any]], source: str | None = None, *, allowed: Iterable[str] = ()
+) -> Catalog:
+    """The catalog of one or more trees, ``{file name: tree}``; those of the models that
+    were added live stand under ``STORE``. ``source`` names the whole (default: the file
+    names), ``allowed`` are the operator's ``ENGINE FLAG`` pairs (``engines.allow``).
+
+    Raises ``SettingsError`` with every fault; where there are several sources each
+    fault's place begins with its own.
+    """
     label = source or ", ".join(sources) or "catalog"
-    faults: list[Fault] = []
-    models: dict[str, Model] = {}
-    origin: dict[str, str] = {}
-    aliases: list[tuple[str, str, str]] = []
-    for file, tree in sources.items():
-        prefix = f"{file}: " if len(sources) > 1 else ""
-        for key in tree:
-            if key != "models":
-                hint = did_you_mean(str(key), ["models"])
-                faults.append(Fault(f"{prefix}{key}", f"is not a section of a catalog (only models is){hint}"))
-        if "models" not in tree:
-            # A file cut short by an editor or a full disk must not end everything.
-            faults.append(Fault(f"{prefix}models", "is required: write models: {} to serve nothing"))
-        section = tree.get("models", {})
-        if not isinstance(section, dict):
-            faults.append(Fault(f"{prefix}models", "must be a mapping of model names to models"))
-            continue
-        for name, value in section.items():
-            place = f"{prefix}models.{name}"
-            if not isinstance(name, str):
-                faults.append(Fault(place, "the name must be text (put it in quotes)"))
-            elif not re.fullmatch(MODEL_NAME, name):
-                faults.append(Fault(place, f"the name {MODEL_NAME_EXPECTED}"))
-            elif name in origin:
-                faults.append(Fault(place, f"is also in {origin[name]}: keep one"))
-            else:
-                origin[name] = file
-            aliases += [(f"{place}.aliases[{index}]", alias, str(name)) for index, alias in _aliases(value)]
-            model = _model(str(name), value, place, faults)
-            if model is not None:
-                models[str(name)] = model
-    _check_aliases(aliases, origin, faults)
+    reading = _Reading(tuple(allowed))
+    for origin, tree in sources.items():
+        _source(origin, tree, f"{origin}: " if len(sources) > 1 else "", reading)
+    faults, names = reading.faults, reading.names
+    faults.extend(alias_faults(reading.aliases, names))
+    models = resolved(reading.models, names, faults)
+    aliases = {}
+    for name, (origin, place, value) in reading.shared.items():
+        alias = _weighted(name, value, place=place, origin=origin, models=models, reading=reading)
+        if alias is not None:
+            aliases[name] = alias
     if faults:
         raise SettingsError(label, faults)
-    return Catalog(models=MappingProxyType(dict(sorted(models.items()))), source=label)
+    return Catalog(
+        models=MappingProxyType(dict(sorted(models.items()))),
+        source=label,
+        aliases=MappingProxyType(dict(sorted(aliases.items()))),
+        definitions=MappingProxyType(dict(sorted(reading.definitions.items()))),
+    )
+
+
+def parse_model(name: str, tree: Any, *, allowed: Iterable[str] = ()) -> Model:
+    """One model by itself, as a file or the body of a request gives it. What it names in
+    other models is not looked at: ``parse_catalog`` does. Raises ``SettingsError`` with
+    every fault, each place relative to the model, such as ``profiles[0].tp``."""
+    reading = _Reading(tuple(allowed))
+    model = None
+    if not re.fullmatch(MODEL_NAME, name):
+        reading.fault("", f"the name {MODEL_NAME_EXPECTED}")
+    else:
+        model = _model(name, tree, name, "", reading)
+    faults = [Fault(fault.path.removeprefix(name).removeprefix("."), fault.message) for fault in reading.faults]
+    if faults or model is None:
+        raise SettingsError(name, faults)
+    return model
+
+
+def _source(origin: str, tree: Mapping[str, Any], prefix: str, reading: _Reading) -> None:
+    for key in tree:
+        if key not in SECTIONS:
+            words = "is not a section of a catalog (those are models and aliases)"
+            if isinstance(tree[key], dict) and {"profiles", "external", "adapter"} & tree[key].keys():
+                words += ": models stand under models:, indented"
+            reading.fault(f"{prefix}{key}", f"{words}{did_you_mean(str(key), SECTIONS)}")
+    if "models" not in tree and not did_you_mean("models", [str(key) for key in tree]):
+        # A file cut short by an editor or a full disk must not end everything.
+        empty = ", but there is nothing here" if not tree else ""
+        reading.fault(f"{prefix}models", f"is required{empty}: write models: {{}} to serve nothing")
+    for name, value, place in _section(tree, "models", "models", prefix, reading):
+        if not re.fullmatch(MODEL_NAME, name):
+            reading.fault(place, f"the name {MODEL_NAME_EXPECTED}")
+        elif name in reading.origin:
+            reading.fault(place, _twice(name, reading.origin[name], origin))
+        else:
+            reading.origin[name] = origin
+            reading.names.models[name] = place
+        reading.aliases += [(f"{place}.aliases[{index}]", alias, name) for index, alias in _aliases(value)]
+        model = _model(name, value, place, origin, reading)
+        if model is not None and reading.names.models.get(name) == place:
+            reading.models[name] = model
+            reading.definitions[name] = value
+    for name, value, place in _section(tree, "aliases", "weighted aliases", prefix, reading):
+        if not re.fullmatch(ALIAS_NAME, name):
+            reading.fault(place, f"the name {ALIAS_EXPECTED}")
+        elif name in reading.shared:
+            reading.fault(place, f"is also in {reading.shared[name][0]}: keep one")
+        else:
+            reading.shared[name] = (origin, place, value)
+            reading.names.shared[name] = place
+
+
+def _section(
+    tree: Mapping[str, Any], section: str, what: str, prefix: str, reading: _Reading
+) -> Iterator[tuple[str, Any, str]]:
+    """Name, value and place of each entry of a section."""
+    entries = tree.get(section, {})
+    place = f"{prefix}{section}"
+    if not isinstance(entries, dict):
+        hint = ""
+        if isinstance(entries, list):
+            hint = ", not a list: write NAME: instead of '- name: NAME'"
+        elif section == "models" and entries is None:
+            hint = ": write models: {} to serve nothing"
+        reading.fault(place, f"must be a mapping of names to {what}{hint}")
+        return
+    for name, value in entries.items():
+        if isinstance(name, str):
+            yield name, value, f"{place}.{name}"
+        else:
+            reading.fault(f"{place}.{name}", "the name must be text" + unquoted(name))
+
+
+def _twice(name: str, first: str, second: str) -> str:
+    if STORE in (first, second):
+        file = second if first == STORE else first
+        return f"is in {file} and in the store: take it out of the file, or run llmgw ctl model remove {name}"
+    return f"is also in {first}: keep one"
 
 
 def _aliases(value: Any) -> list[tuple[int, str]]:
@@ -82,152 +179,171 @@ def _aliases(value: Any) -> list[tuple[int, str]]:
     ]
 
 
-def _read(schema: Schema, value: Any) -> tuple[dict[str, Any], Any]:
-    """What of ``value`` could be read, and the messages about the rest."""
-    try:
-        return cast(dict[str, Any], schema.load(value)), None
-    except ValidationError as error:
-        return error.valid_data if isinstance(error.valid_data, dict) else {}, error.messages
-
-
-def _model(name: str, value: Any, place: str, faults: list[Fault]) -> Model | None:
+def _model(name: str, value: Any, place: str, origin: str, reading: _Reading) -> Model | None:
+    faults = reading.faults
     clean = len(faults)
-    data, messages = _read(ModelSchema(), value)
+    data, messages = read(ModelSchema(), value)
     if messages is not None:
-        faults.extend(_flatten(messages, place, ModelSchema))
+        faults.extend(flatten(messages, place, ModelSchema))
     if not isinstance(value, dict):
         return None
-    scaling = data.get("scaling")
-    if isinstance(scaling, dict) and {"min", "max"} <= scaling.keys() and scaling["min"] > scaling["max"]:
-        faults.append(Fault(f"{place}.scaling.min", f"is {scaling['min']}, more than max {scaling['max']}"))
-    written = value.get("profiles")
+    _kind(value, place, reading)
+    _scaling_faults(data.get("scaling"), f"{place}.scaling", reading)
+    _external_faults(data.get("external"), f"{place}.external", reading)
+    if value.get("resources") == {}:
+        reading.fault(f"{place}.resources", "must give cpu_cores or min_memory_gb")
+    adapter = data.get("adapter")
+    if isinstance(adapter, dict) and "source" in adapter:
+        problem = _adapter_source(adapter["source"])
+        if problem:
+            reading.fault(f"{place}.adapter.source", problem)
+    profiles = _profiles(value.get("profiles"), place, _resources(data.get("resources")), reading)
+    if len(faults) > clean:
+        return None
+    return Model(
+        name=name,
+        profiles=tuple(sorted(profiles, key=lambda profile: -profile.priority)),
+        scaling=_scaling(data.get("scaling")),
+        aliases=data.get("aliases", ()),
+        fallbacks=data.get("fallbacks", ()),
+        external=_external(data.get("external")),
+        adapter=Adapter(**adapter) if adapter else None,
+        role=data.get("role"),
+        service_class=data.get("service_class"),
+        owner=data.get("owner", ""),
+        resources=_resources(data.get("resources")),
+        origin=origin,
+    )
+
+
+def _kind(value: Mapping[str, Any], place: str, reading: _Reading) -> None:
+    """A model has profiles, or is external, or is an adapter."""
+    kinds = [kind for kind in _KINDS if kind in value]
+    if not kinds:
+        reading.fault(f"{place}.profiles", "is required: at least one way to run the model (or external, or adapter)")
+    elif len(kinds) > 1:
+        reading.fault(
+            f"{place}.{kinds[1]}", f"cannot stand beside {kinds[0]}: make two models, and name one in fallbacks"
+        )
+    elif kinds != ["profiles"]:
+        why = "has no replicas here" if kinds == ["external"] else "is served by its base model's replicas"
+        what = "an external model" if kinds == ["external"] else "an adapter"
+        for name in ("scaling", "resources"):
+            if name in value:
+                reading.fault(f"{place}.{name}", f"has no meaning: {what} {why}; leave it out")
+        if kinds == ["adapter"] and "role" in value:
+            reading.fault(f"{place}.role", "an adapter cannot be a guard: make its base model one")
+
+
+def _profiles(written: Any, place: str, resources: Resources | None, reading: _Reading) -> list[Profile]:
     if written == []:
-        faults.append(Fault(f"{place}.profiles", "must hold at least one profile"))
+        reading.fault(f"{place}.profiles", "must hold at least one profile")
+    clean = len(reading.faults)
     seen: dict[str, int] = {}
     profiles: list[Profile] = []
     for index, raw in enumerate(written if isinstance(written, list) else []):
         if not isinstance(raw, dict):
             continue
         where = f"{place}.profiles[{index}]"
-        entry, _ = _read(ProfileSchema(), raw)
-        _check_profile(entry, raw, where, faults)
+        entry, messages = read(ProfileSchema(), raw)
+        allowed = allowances(str(entry.get("engine")), reading.allowed)
+        reading.faults.extend(profile_faults(entry, raw, where, allowed))
         label = entry.get("name", f"p{index}")
         if label in seen:
-            faults.append(Fault(f"{where}.name", f"{label} is also the name of profiles[{seen[label]}]"))
+            reading.fault(f"{where}.name", f"{label} is also the name of profiles[{seen[label]}]: choose another")
         seen.setdefault(label, index)
-        if len(faults) == clean:
-            profiles.append(_profile(label, entry))
-    if len(faults) > clean:
-        return None
-    return Model(
-        name=name,
-        profiles=tuple(sorted(profiles, key=lambda profile: -profile.priority)),
-        scaling=Scaling(**scaling) if scaling else Scaling(),
-        aliases=data.get("aliases", ()),
-    )
+        if len(reading.faults) == clean and messages is None:
+            profiles.append(build_profile(label, entry, resources))
+    return profiles
 
 
-def _profile(name: str, entry: Mapping[str, Any]) -> Profile:
-    engine_facts: dict[str, Any] = {
-        "engine": entry["engine"],
-        "source": entry["source"],
-        "gpu_class": entry.get("gpu_class"),
-        "gpus": entry.get("gpus", 0),
-        "cpu_cores": entry.get("cpu_cores"),
-        "context": entry.get("context"),
-        "slots": entry.get("slots"),
-        "args": entry.get("args", ()),
-        "env": MappingProxyType(entry.get("env", {})),
-    }
-    memory = entry.get("min_memory_gb")
-    others = {key: entry[key] for key in ("priority", "startup_timeout", "weight", "max_inflight") if key in entry}
-    return Profile(
-        name=name,
-        fingerprint=fingerprint(**engine_facts),
-        memory_bytes=None if memory is None else round(memory * GIB),
-        node_selector=MappingProxyType(entry.get("node_selector", {})),
-        **engine_facts,
-        **others,
-    )
-
-
-def _check_profile(entry: Mapping[str, Any], raw: Mapping[str, Any], place: str, faults: list[Fault]) -> None:
-    engine = entry.get("engine")
-    rules = ENGINES.get(engine) if engine is not None else None
-    if engine is not None and rules is None:
-        known = ", ".join(sorted(ENGINES))
-        faults.append(
-            Fault(f"{place}.engine", f"{engine} is not an engine (known: {known}){did_you_mean(engine, ENGINES)}")
-        )
-    source = entry.get("source")
-    if source is not None:
-        problem = _source_fault(source, engine if rules else None)
-        if problem:
-            faults.append(Fault(f"{place}.source", problem))
-    if "gpus" in raw and "gpu_class" not in raw:
-        faults.append(Fault(f"{place}.gpus", "needs gpu_class: which devices?"))
-    if "gpu_class" in raw and "gpus" not in raw:
-        faults.append(Fault(f"{place}.gpu_class", "needs gpus: how many devices?"))
-    if "-mig-" in entry.get("gpu_class", "") and entry.get("gpus", 1) != 1:
-        faults.append(Fault(f"{place}.gpus", "must be 1: an engine uses one MIG instance"))
-    if not {"gpus", "gpu_class", "min_memory_gb"} & raw.keys():
-        faults.append(Fault(f"{place}.min_memory_gb", "is required for a profile without devices"))
-    if rules is None:
+def _scaling_faults(scaling: Any, place: str, reading: _Reading) -> None:
+    if not isinstance(scaling, dict):
         return
-    for index, argument in enumerate(entry.get("args", ())):
-        problem = flag_fault(rules, argument)
-        if problem:
-            faults.append(Fault(f"{place}.args[{index}]", problem))
-    for name in entry.get("env", {}):
-        problem = variable_fault(rules, name)
-        if problem:
-            faults.append(Fault(f"{place}.env.{name}", problem))
+    _bounds(scaling, place, reading)
+    for index, window in enumerate(scaling.get("schedule", ())):
+        if not isinstance(window, dict):
+            continue
+        where = f"{place}.schedule[{index}]"
+        _bounds(window, where, reading)
+        if window.get("start") == 24 * 60:
+            reading.fault(f"{where}.from", 'is the end of the day: write "00:00" and the day after')
+        elif "start" in window and window["start"] == window.get("end"):
+            reading.fault(f"{where}.to", 'is the same as from: for the whole day write from "00:00" to "24:00"')
 
 
-def _source_fault(source: str, engine: str | None) -> str | None:
-    scheme, colon, rest = source.partition(":")
-    if not colon or scheme not in SCHEMES:
-        return "must begin with file:" + did_you_mean(scheme, SCHEMES)
-    if scheme in NOT_YET:
-        return f"{scheme}: is not yet fetched by this release: use file:"
-    if scheme == "file" and (not rest.startswith("/") or ".." in rest.split("/") or rest.endswith("/")):
-        return "must be file: and an absolute path without '..', such as file:/srv/models/m.gguf"
-    if scheme == "sim" and rest:
-        return "must be just sim: (a simulated engine has no weights)"
-    if engine is not None and scheme not in ENGINES[engine].schemes:
-        allowed = " or ".join(f"{known}:" for known in ENGINES[engine].schemes)
-        return f"{engine} cannot load {scheme}: use {allowed}"
+def _bounds(entry: Mapping[str, Any], place: str, reading: _Reading) -> None:
+    if {"min", "max"} <= entry.keys() and entry["min"] > entry["max"]:
+        reading.fault(f"{place}.min", f"is {entry['min']}, more than max {entry['max']}")
+
+
+def _scaling(data: Mapping[str, Any] | None) -> Scaling:
+    if not data:
+        return Scaling()
+    windows = tuple(
+        Window(**{"days": _ALL_WEEK, **window})  # what the schema read has the names of the value's fields
+        for window in data.get("schedule", ())
+    )
+    return Scaling(**{**data, "schedule": windows})
+
+
+def _external_faults(external: Any, place: str, reading: _Reading) -> None:
+    url = external.get("url") if isinstance(external, dict) else None
+    if url is None:
+        return
+    try:
+        parse_url(url, ("http", "https"))
+    except ValueError as error:
+        reading.fault(f"{place}.url", str(error))
+        return
+    base = url.rstrip("/")
+    for tail in ("/chat/completions", "/completions", "/embeddings", "/models"):
+        if base.endswith(tail):
+            reading.fault(f"{place}.url", f"must end before {tail}: {base.removesuffix(tail)}")
+            return
+    if "?" in url:
+        reading.fault(f"{place}.url", "must not have a ?query: paths are appended to it")
+
+
+def _external(data: Mapping[str, Any] | None) -> External | None:
+    return External(**{**data, "url": data["url"].rstrip("/")}) if data else None
+
+
+def _resources(data: Any) -> Resources | None:
+    if not isinstance(data, dict) or not data:
+        return None
+    return Resources(cpu_cores=data.get("cpu_cores"), memory_bytes=gib(data.get("min_memory_gb")))
+
+
+def _adapter_source(source: str) -> str | None:
+    try:
+        locator = parse_locator(source)
+    except ValueError as error:
+        return str(error)
+    if locator.scheme not in ("hf", "file") or locator.file:
+        able = " and ".join(name for name, rules in ENGINES.items() if rules.adapters)
+        return f"must be hf:ORG/NAME or file:/absolute/directory: {able} load an adapter from a directory"
     return None
 
 
-def _check_aliases(aliases: list[tuple[str, str, str]], origin: Mapping[str, str], faults: list[Fault]) -> None:
-    """``aliases`` are (place, alias, model): none may be a model's name or be given twice (CAT-02)."""
-    owners: dict[str, str] = {}
-    for place, alias, model in aliases:
-        if alias in origin:
-            faults.append(Fault(place, f"{alias} is the name of {'its own' if alias == model else 'a'} model"))
-        elif alias in owners:
-            faults.append(Fault(place, f"{alias} is already an alias of {owners[alias]}"))
-        else:
-            owners[alias] = model
-
-
-def _flatten(messages: Any, place: str, schema: type[Schema] | None) -> Iterator[Fault]:
-    """Faults of marshmallow's nested messages, each with its path."""
-    if isinstance(messages, dict):
-        for key, inner in messages.items():
-            if key == "_schema":
-                yield from _flatten(inner, place, schema)
-            elif isinstance(key, int):
-                yield from _flatten(inner, f"{place}[{key}]", schema)
-            elif schema is not None:
-                if inner == ["Unknown field."]:
-                    near = did_you_mean(str(key), known_fields(schema))
-                    yield Fault(f"{place}.{key}", f"{_WORDS['Unknown field.']}{near}")
-                else:
-                    yield from _flatten(inner, f"{place}.{key}", _NESTED.get(str(key)))
-            else:
-                yield from _flatten(inner, f"{place}.{key}", None)
-        return
-    for message in messages if isinstance(messages, list) else [messages]:
-        yield Fault(place, _WORDS.get(str(message), str(message)))
+def _weighted(
+    name: str, value: Any, *, place: str, origin: str, models: Mapping[str, Model], reading: _Reading
+) -> WeightedAlias | None:
+    data, messages = read(AliasSchema(), value)
+    if messages is not None:
+        reading.faults.extend(flatten(messages, place, AliasSchema))
+    if name in reading.names.models:
+        reading.fault(place, "is the name of a model too: choose another")
+    if "models" not in data:
+        return None
+    alias, faults = weighted(
+        name,
+        data["models"],
+        sticky=data.get("sticky", False),
+        place=place,
+        origin=origin,
+        models=models,
+        names=reading.names,
+    )
+    reading.faults.extend(faults)
+    return alias

@@ -2,10 +2,11 @@
 
 import random
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from controlplane.events import CloseSession, Decision, Effect, Note, Send
+from controlplane.events import CloseSession, Cordon, Decision, Effect, Note, Send
 from controlplane.planning.drains import RouterSeen
 from controlplane.planning.plan import Action
 from controlplane.planning.policy import LoopSettings
@@ -48,6 +49,12 @@ class Fleet:
     engine_secret: bytes | None
     now: float
     enrolled: frozenset[str] = frozenset()
+    cordons: dict[str, Cordon] = field(default_factory=dict)
+    labels: dict[str, Mapping[str, str]] = field(default_factory=dict)
+    """People's intent by node id, also of nodes that are not enrolled (PLC-03)."""
+    restarting: dict[str, int] = field(default_factory=dict)
+    """Replicas with a restart that is not over, in the order of the requests."""
+    restarts: int = 0
     sessions: dict[str, Session] = field(default_factory=dict)
     routers: dict[tuple[str, str], RouterSeen] = field(default_factory=dict)
     batches: dict[int, tuple[Action, ...]] = field(default_factory=dict)

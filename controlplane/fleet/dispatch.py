@@ -4,6 +4,8 @@ A command that got no answer is sent again: starts by their id, stops because th
 idempotent. A stop is repeated after each reconnect until the exit is confirmed.
 """
 
+from dataclasses import replace
+
 import msgspec
 
 from controlplane.fleet.context import Fleet
@@ -24,6 +26,9 @@ def apply(fleet: Fleet, action: Action, now: float) -> None:
         replica = fleet.view.replicas[action.replica]
         replica.since = now
         replica.reason = action.reason
+        if action.restart == "in place" and replica.restarting is not None:
+            replica.restarting = replace(replica.restarting, state="in place")
+            fleet.view.in_place[replica.model] = replica.id
         if isinstance(action, Drain):
             replica.state = "draining"
             replica.deadline = now + action.grace
@@ -40,6 +45,10 @@ def apply(fleet: Fleet, action: Action, now: float) -> None:
 
 
 def _place(fleet: Fleet, action: Place, now: float) -> None:
+    old = fleet.view.replicas.get(action.replaces or "")
+    if old is not None and old.restarting is not None:
+        old.restarting = replace(old.restarting, state="replacing", replacement=action.replica)
+    fleet.view.in_place.pop(action.model, None)
     keyed = fleet.engine_secret is not None
     shards = {
         place.spec.rank: ShardView(

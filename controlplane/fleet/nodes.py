@@ -1,18 +1,19 @@
 """Node life: in session, unreachable, lost, back again; and settling (REC-10, REC-24)."""
 
-from controlplane.events import Cordon
 from controlplane.fleet.context import Fleet
 from controlplane.fleet.replicas import fail, remove
 from controlplane.planning.view import NodeView
 from controlplane.planning.words import plural, seconds
 
 
-def enrol(fleet: Fleet, node_ids: frozenset[str], cordons: dict[str, Cordon], now: float) -> None:
+def enrol(fleet: Fleet, node_ids: frozenset[str], now: float) -> None:
     """These nodes, and no others, may open a session. A node that is no longer
     enrolled is lost at once: nothing may be sent to it any more (REC-13)."""
     view = fleet.view
     for node_id in sorted(node_ids - view.nodes.keys()):
-        view.nodes[node_id] = NodeView(id=node_id, since=now, cordon=cordons.get(node_id))
+        view.nodes[node_id] = NodeView(
+            id=node_id, since=now, cordon=fleet.cordons.get(node_id), own_labels=fleet.labels.get(node_id, {})
+        )
         fleet.touch()
     for node_id in sorted(view.nodes.keys() - node_ids):
         node = view.nodes[node_id]
@@ -22,18 +23,6 @@ def enrol(fleet: Fleet, node_ids: frozenset[str], cordons: dict[str, Cordon], no
         _lose(fleet, node, f"node {node_id} is no longer enrolled", now)
         del view.nodes[node_id]
     fleet.enrolled = node_ids
-
-
-def cordon(fleet: Fleet, node: NodeView, value: Cordon | None) -> None:
-    """Set or clear a person's cordon (PLC-03)."""
-    if node.cordon == value:
-        return
-    node.cordon = value
-    if value is None:
-        fleet.note("uncordon", "new replicas may be placed on it again", node=node.id)
-    else:
-        fleet.note("cordon", f"by {value.actor}: {value.reason or 'no reason given'}", node=node.id)
-    fleet.touch()
 
 
 def disconnected(fleet: Fleet, node: NodeView, reason: str) -> None:

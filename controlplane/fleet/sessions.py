@@ -65,6 +65,7 @@ def opened(fleet: Fleet, event: SessionOpened, now: float) -> None:
     node.session = event.session
     node.registered = False
     node.agent_version = hello.version
+    node.capabilities = frozenset(hello.capabilities)
     node.last_heard = now
     fleet.touch()
     fleet.send(

@@ -3,6 +3,7 @@
 What it refuses by itself has the same JSON shape as the applications' errors.
 """
 
+import contextlib
 import json
 import secrets
 from collections.abc import Callable, Iterable
@@ -13,6 +14,7 @@ from gevent.pool import Pool
 from gevent.pywsgi import WSGIHandler, WSGIServer
 
 from controlplane.listeners.connection import peer_name
+from controlplane.listeners.tls import ServerTls
 from llmgw.runtime.logs import Logger
 from llmgw.runtime.settings import Address
 
@@ -77,6 +79,22 @@ class _Handler(WSGIHandler):  # type: ignore[misc]
 
 class _Server(WSGIServer):  # type: ignore[misc]
     max_body = 0
+    log_peers: Logger
+
+    def wrap_socket_and_handle(self, client_socket: Any, address: Any) -> Any:
+        """A handshake that fails ends its connection, and nothing else."""
+        try:
+            wrapped = self.wrap_socket(client_socket, **self.ssl_args)
+        except OSError as error:
+            why = getattr(error, "reason", None) or error.strerror or str(error)
+            self.log_peers.debug("a TLS handshake failed", peer=peer_name(address), why=why)
+            client_socket.close()
+            return None
+        try:
+            return self.handle(wrapped, address)
+        finally:
+            with contextlib.suppress(OSError):
+                wrapped.close()
 
 
 class _ErrorLog:
@@ -99,9 +117,12 @@ class _ErrorLog:
 
 
 class HttpListener:
-    """Serves a WSGI application on one address. ``max_body`` is bytes of a request."""
+    """Serves a WSGI application on one address, over TLS if it is given. ``max_body`` is
+    bytes of a request."""
 
-    def __init__(self, address: Address, application: Application, log: Logger, max_body: int) -> None:
+    def __init__(
+        self, address: Address, application: Application, log: Logger, max_body: int, tls: ServerTls | None = None
+    ) -> None:
         self._server = _Server(
             (address.host, address.port),
             application,
@@ -109,8 +130,10 @@ class HttpListener:
             log=None,
             error_log=_ErrorLog(log),
             handler_class=_Handler,
+            **({} if tls is None else {"ssl_context": tls}),
         )
         self._server.max_body = max_body
+        self._server.log_peers = log
 
     def start(self) -> "HttpListener":
         """Begin to listen. Raises ``OSError`` if the address cannot be had."""

@@ -1,4 +1,4 @@
-"""The routers' listener: table, reports, activation (``llmgw.wire.routing``)."""
+"""The routers' listener: table, reports, usage, activation (``llmgw.wire.routing``)."""
 
 import json
 from collections.abc import Callable, Iterable
@@ -12,6 +12,7 @@ from controlplane.events import RouterReported
 from controlplane.inbox import Inbox
 from controlplane.listeners.tokens import FleetTokens
 from controlplane.publish.table import Publisher
+from controlplane.store.spool import SpoolFull
 from llmgw.runtime.clock import Clock
 from llmgw.runtime.logs import Logger
 from llmgw.wire.routing import (
@@ -20,9 +21,11 @@ from llmgw.wire.routing import (
     REPORT_PATH,
     ROUTER_ID_HEADER,
     TABLE_PATH,
+    USAGE_PATH,
     Activate,
     Activation,
     Report,
+    UsageBatch,
     encode,
 )
 
@@ -57,19 +60,30 @@ class _Refused(Exception):
 
 
 class RouterApplication:
-    """WSGI application of the routers' listener."""
+    """WSGI application of the routers' listener. ``take_usage(router id, batch)`` returns
+    once a batch is durable, and raises ``SpoolFull`` if it cannot be."""
 
-    def __init__(self, publisher: Publisher, inbox: Inbox, tokens: Callable[[], FleetTokens], clock: Clock) -> None:
+    def __init__(
+        self,
+        publisher: Publisher,
+        inbox: Inbox,
+        tokens: Callable[[], FleetTokens],
+        clock: Clock,
+        take_usage: Callable[[str, UsageBatch], None],
+    ) -> None:
         self._publisher = publisher
         self._inbox = inbox
         self._tokens = tokens
         self._clock = clock
+        self._take_usage = take_usage
+        self._batches = msgspec.json.Decoder(UsageBatch)
         self._reports = msgspec.json.Decoder(Report)
         self._activations = msgspec.json.Decoder(Activate)
         self._routes = {
             TABLE_PATH: ("GET", self._table),
             REPORT_PATH: ("POST", self._report),
             ACTIVATE_PATH: ("POST", self._activate),
+            USAGE_PATH: ("POST", self._usage),
         }
         self._seen: dict[tuple[str, str], RouterSeen] = {}
 
@@ -153,6 +167,16 @@ class RouterApplication:
         asked: Activate = self._decode(environ, self._activations, MAX_ACTIVATE)
         answer = Activation(model=self._publisher.model(asked.model))
         return "200 OK", [("Content-Type", "application/json")], encode(answer)
+
+    def _usage(self, environ: dict[str, Any], router_id: str) -> tuple[str, list[tuple[str, str]], bytes]:
+        """Answers 204 once the batch is durable here, whether or not the store is there (STO-03)."""
+        batch: UsageBatch = self._decode(environ, self._batches, MAX_REPORT)
+        try:
+            self._take_usage(router_id, batch)
+        except SpoolFull as error:
+            message = f"the batch was not kept, send it again: {error}"
+            raise _Refused("503 Service Unavailable", "busy", message, **{"Retry-After": "5"}) from error
+        return "204 No Content", [], b""
 
     @staticmethod
     def _decode(environ: dict[str, Any], decoder: Any, limit: int) -> Any:

@@ -39,16 +39,19 @@ def check(plan: Plan, view: FleetView) -> list[Violation]:
     touched = {place.node_id for action in plan.actions if isinstance(action, Place) for place in action.shards}
     use = {node_id: _Use() for node_id in touched}
     alive: dict[str, int] = {}
+    restarts: dict[str, str] = {}
     for replica in view.replicas.values():
         if _counted(replica):
-            alive[replica.model] = alive.get(replica.model, 0) + 1
+            alive[replica.model] = alive.get(replica.model, 0) + (not _outdated(view, replica))
+        if replica.restart not in (None, "queued"):
+            restarts[replica.model] = replica.id
         for shard in replica.shards.values():
             if shard.phase not in ("exited", "lost") and shard.node_id in use:
                 _hold(view, use[shard.node_id], replica.id, shard.spec)
     found: list[Violation] = []
     seen: set[str] = set()
     for action in plan.actions:
-        messages = list(_action(action, view, use, alive))
+        messages = [*_action(action, view, use, alive), *_restarts(action, view, restarts)]
         if action.replica in seen:
             messages.append(f"two actions on replica {action.replica} in one pass")
         seen.add(action.replica)
@@ -109,9 +112,12 @@ def _place(action: Place, view: FleetView, use: dict[str, _Use], alive: dict[str
     health = view.health.get(action.model)
     if health is not None and (health.parked or health.quarantined):
         yield f"model {action.model} is {'parked' if health.parked else 'quarantined'}"
-    alive[action.model] = alive.get(action.model, 0) + 1
-    gone = sum(_outdated(view, replica) for replica in view.replicas.values() if replica.model == action.model)
-    if alive[action.model] - gone > model.scaling.max:
+    if view.serving.stopped:
+        yield "a replica is placed while serving is stopped"
+    if profile.nodes > 1:
+        yield f"a replica over {profile.nodes} nodes is placed on one"
+    alive[action.model] = alive.get(action.model, 0) + (action.replaces is None)
+    if alive[action.model] > model.scaling.max:
         yield f"model {action.model} would have {alive[action.model]} replicas; its max is {model.scaling.max}"
     if not action.shards:
         yield f"replica {action.replica} without a shard"
@@ -122,10 +128,37 @@ def _place(action: Place, view: FleetView, use: dict[str, _Use], alive: dict[str
             continue
         if node.cordon is not None:
             yield f"node {place.node_id} is cordoned"
+        for label, value in {**node.inventory.labels, **node.own_labels}.items():
+            if f"{label}={value}" in view.holds:
+                yield f"node {place.node_id} is in domain {label}={value}, which is held"
+        scheme = place.spec.source.split(":", 1)[0]
+        if scheme in ("hf", "https") and f"fetch:{scheme}" not in node.capabilities:
+            yield f"node {place.node_id} cannot fetch {place.spec.source}"
         if place.spec.replica_id != action.replica:
             yield f"a spec of replica {place.spec.replica_id} in the placement of {action.replica}"
         yield from _shard(node, place.spec, profile, use[place.node_id], action.replica)
         _hold(view, use[place.node_id], action.replica, place.spec)
+
+
+def _restarts(action: Action, view: FleetView, restarts: dict[str, str]) -> Iterable[str]:
+    """One restart at a time of each model; the old one counts no more once the new one
+    does, and drains when the new one is ready (REC-30)."""
+    replaces = action.replaces if isinstance(action, Place) else None
+    if not isinstance(action, Place) and action.restart == "replaced":
+        old = view.replicas.get(action.replica)
+        new = view.replicas.get((old.restarting.replacement or "") if old and old.restarting else "")
+        if old is None or old.restart != "replacing" or new is None or new.state != "ready" or new.unwanted:
+            yield f"replica {action.replica} ends as replaced, and no replacement of it is ready"
+        return
+    begins = replaces if isinstance(action, Place) else action.replica if action.restart == "in place" else None
+    if begins is None:
+        return
+    old = view.replicas.get(begins)
+    if old is None or old.model != action.model or old.restart != "queued" or not _counted(old):
+        yield f"nobody asked for a restart of replica {begins}, or it is under way"
+    if action.model in restarts:
+        yield f"replica {begins} is restarted while replica {restarts[action.model]} is"
+    restarts[action.model] = begins
 
 
 def _outdated(view: FleetView, replica: ReplicaView) -> bool:
@@ -136,7 +169,8 @@ def _outdated(view: FleetView, replica: ReplicaView) -> bool:
 def _counted(replica: ReplicaView) -> bool:
     """Whether it is one of those that make up its model's number."""
     going = replica.state in ("draining", "failed", "gone")
-    return not (going or replica.unwanted or replica.surplus)
+    replaced = replica.restarting is not None and replica.restarting.state == "replacing"
+    return not (going or replaced or replica.unwanted or replica.surplus)
 
 
 def _shard(node: NodeView, spec: ShardSpec, profile: Profile, use: _Use, replica_id: str) -> Iterable[str]:

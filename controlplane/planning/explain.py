@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from controlplane.catalog.model import Model
 from controlplane.planning.overlay import Overlay
 from controlplane.planning.placement import Work, choose
-from controlplane.planning.reconcile import counts, wanted
 from controlplane.planning.state import routable, standing
 from controlplane.planning.view import FleetView, ModelHealth, Reason, Verdict
+from controlplane.planning.wanted import counts, stopped, wanted
 from controlplane.planning.words import seconds
 from llmgw.wire.routing import ModelState
 
@@ -78,6 +78,8 @@ def blockers(view: FleetView, model: Model, now: float) -> list[Reason]:
     """What keeps a model from being placed whatever the nodes are like."""
     health = view.health.get(model.name) or ModelHealth()
     found = []
+    if view.serving.stopped:
+        found.append(Reason("serving_stopped", stopped(view)))
     if view.settling.active:
         found.append(Reason("settling", view.settling.reason or "the control plane waits for its nodes"))
     if health.quarantined is not None:
@@ -88,6 +90,6 @@ def blockers(view: FleetView, model: Model, now: float) -> list[Reason]:
         left = health.backoff_until - now
         message = f"the next try is in {seconds(left)}; last error: {health.last_error}"
         found.append(Reason("backoff", message, 0, left))
-    if not view.nodes:
+    if not view.nodes and model.profiles:
         found.append(Reason("no_nodes", "no node is enrolled"))
     return found

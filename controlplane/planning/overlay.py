@@ -65,6 +65,28 @@ class Overlay:
             claims.devices[uuid] = replica_id
         self.places.setdefault(spec.model, []).append(node_id)
 
+    def without(self, replica: ReplicaView) -> "Overlay":
+        """A copy in which a replica holds nothing."""
+        copy = Overlay.__new__(Overlay)
+        copy.catalog, copy.ids = self.catalog, self.ids
+        copy.nodes, copy.places = dict(self.nodes), dict(self.places)
+        for shard in replica.shards.values():
+            held, spec = copy.nodes.get(shard.node_id), shard.spec
+            if held is None or not shard.live:
+                continue
+            copy.nodes[shard.node_id] = Claims(
+                memory=held.memory - claimed_memory(self.catalog, spec),
+                cores=held.cores - (spec.cpu_cores or 0.0),
+                devices={uuid: owner for uuid, owner in held.devices.items() if owner != replica.id},
+                ports={port: owner for port, owner in held.ports.items() if owner != replica.id},
+                models=+(held.models - Counter((spec.model,))),
+            )
+            places = list(copy.places.get(spec.model, ()))
+            if shard.node_id in places:
+                places.remove(shard.node_id)
+            copy.places[spec.model] = places
+        return copy
+
     def on(self, node_id: str) -> Claims:
         """The claims on a node. Not to be changed."""
         return self.nodes.get(node_id, EMPTY)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from controlplane.catalog.model import Model, Profile
 from controlplane.planning.overlay import Claims, Overlay
-from controlplane.planning.view import FleetView, NodeView, Reason, Refusal, Verdict
+from controlplane.planning.view import FleetView, Holds, NodeView, Reason, Refusal, ReplicaView, Verdict
 from controlplane.planning.words import cores, gb, listing, plural
 from llmgw.wire.messages import Device, Inventory, PortRange
 
@@ -18,6 +18,10 @@ DEFAULT_PORTS = PortRange(first=20000, last=20999)
 
 RACK = "llmgw.io/rack"
 PDU = "llmgw.io/pdu"
+
+FETCHED = frozenset({"hf", "https"})
+"""Schemes of sources that an agent must be able to fetch: it says so in its hello, as
+``fetch:SCHEME``. One that says nothing cannot."""
 
 
 class Work:
@@ -58,11 +62,19 @@ class Choice:
 
 
 def choose(
-    view: FleetView, overlay: Overlay, model: Model, nodes: Iterable[str], *, work: Work, now: float
+    view: FleetView,
+    overlay: Overlay,
+    model: Model,
+    nodes: Iterable[str],
+    *,
+    work: Work,
+    now: float,
+    leaving: ReplicaView | None = None,
 ) -> Generator[None, None, Choice]:
-    """Examine every profile on every node. Yields between slices of work."""
+    """Examine every profile on every node. Yields between slices of work. ``leaving`` is
+    a replica in whose stead the new one comes: it has no part in the spread."""
     order = list(nodes)
-    spread = Spread(view, overlay, model.name)
+    spread = Spread(view, overlay, model.name, leaving)
     verdicts: list[tuple[Profile, NodeView, Spot | tuple[Reason, ...]]] = []
     best: tuple[tuple[float | str, ...], Spot] | None = None
     for rank, profile in enumerate(model.profiles):
@@ -70,7 +82,7 @@ def choose(
             node = view.nodes.get(node_id)
             if node is None:
                 continue
-            outcome = examine(node, overlay.on(node_id), profile, spread, now)
+            outcome = examine(node, overlay.on(node_id), profile, spread, holds=view.held(node), now=now)
             verdicts.append((profile, node, outcome))
             if isinstance(outcome, Spot):
                 key = (-profile.priority, rank, *(value for _, value in outcome.score))
@@ -92,16 +104,20 @@ class Spread:
     """Where replicas of one model are already, by node, rack and PDU (PLC-22), and
     where it failed in its present row of failures."""
 
-    def __init__(self, view: FleetView, overlay: Overlay, model: str) -> None:
+    def __init__(self, view: FleetView, overlay: Overlay, model: str, leaving: ReplicaView | None = None) -> None:
         health = view.health.get(model)
         self.failed = frozenset(health.failed_nodes) if health else frozenset()
         self.nodes: dict[str, int] = {}
         self.racks: dict[str, int] = {}
         self.pdus: dict[str, int] = {}
-        for node_id in overlay.places.get(model, ()):
+        places = list(overlay.places.get(model, ()))
+        for shard in leaving.shards.values() if leaving is not None else ():
+            if shard.node_id in places:
+                places.remove(shard.node_id)
+        for node_id in places:
             self.nodes[node_id] = self.nodes.get(node_id, 0) + 1
             node = view.nodes.get(node_id)
-            labels: Mapping[str, str] = node.inventory.labels if node and node.inventory else {}
+            labels: Mapping[str, str] = node.labels if node else {}
             for label, counts in ((RACK, self.racks), (PDU, self.pdus)):
                 if label in labels:
                     counts[labels[label]] = counts.get(labels[label], 0) + 1
@@ -112,7 +128,7 @@ class Spread:
         Before them all: a node on which the model just failed (weights that are not
         there, say) comes last, or it would be tried again until the model is parked.
         """
-        labels: Mapping[str, str] = node.inventory.labels if node.inventory else {}
+        labels = node.labels
         return (
             ("failed_here", 1.0 if node.id in self.failed else 0.0),
             ("same_rack", self.racks.get(labels.get(RACK, ""), 0)),
@@ -121,8 +137,11 @@ class Spread:
         )
 
 
-def examine(node: NodeView, claims: Claims, profile: Profile, spread: Spread, now: float) -> Spot | tuple[Reason, ...]:
-    """One candidate: a spot, or every reason against it."""
+def examine(
+    node: NodeView, claims: Claims, profile: Profile, spread: Spread, *, holds: Holds, now: float
+) -> Spot | tuple[Reason, ...]:
+    """One candidate: a spot, or every reason against it. ``holds`` are the held domains
+    that the node is in."""
     inventory = node.inventory
     if not node.registered or inventory is None:
         return (_not_in_session(node),)
@@ -130,8 +149,15 @@ def examine(node: NodeView, claims: Claims, profile: Profile, spread: Spread, no
     if node.cordon is not None:
         why = f": {node.cordon.reason}" if node.cordon.reason else ""
         reasons.append(Reason("node_cordoned", f"the node is cordoned by {node.cordon.actor}{why}"))
+    for domain, hold in holds:
+        why = f": {hold.reason}" if hold.reason else ""
+        reasons.append(Reason("domain_held", f"domain {domain} is held by {hold.actor}{why}"))
     reasons += _engine(inventory, profile)
-    reasons += _labels(inventory, profile)
+    reasons += _source(node, profile)
+    if profile.nodes > 1:
+        message = f"needs {profile.nodes} nodes; this release places a replica on one node only"
+        reasons.append(Reason("multi_node", message, profile.nodes, 1))
+    reasons += _labels(node, profile)
     devices, free, device_reason = _devices(node, inventory, claims, profile)
     if device_reason:
         reasons.append(device_reason)
@@ -178,10 +204,22 @@ def _engine(inventory: Inventory, profile: Profile) -> list[Reason]:
     return [Reason("engine_not_ready", f"{profile.engine} is not installed (the node has: {known})")]
 
 
-def _labels(inventory: Inventory, profile: Profile) -> list[Reason]:
+def _source(node: NodeView, profile: Profile) -> list[Reason]:
+    scheme = profile.source.partition(":")[0]
+    if scheme not in FETCHED or f"fetch:{scheme}" in node.capabilities:
+        return []
+    message = (
+        f"weights from {scheme}: are fetched by the node's agent, and this one "
+        f"({node.agent_version or 'of unknown version'}) cannot: put them on the node and name them with file:"
+    )
+    return [Reason("source_not_fetched", message)]
+
+
+def _labels(node: NodeView, profile: Profile) -> list[Reason]:
     reasons = []
+    labels = node.labels if profile.node_selector else {}
     for label, wanted in sorted(profile.node_selector.items()):
-        has = inventory.labels.get(label)
+        has = labels.get(label)
         if has != wanted:
             found = "the node has no such label" if has is None else f"the node has {has}"
             reasons.append(Reason("label_mismatch", f"needs label {label}={wanted}; {found}"))
@@ -299,7 +337,8 @@ def refusal(model: Model, verdicts: tuple[Verdict, ...], keep: int = 64) -> Refu
 
 _NEARNESS = (
     "memory_claimed", "cores_claimed", "devices_claimed", "ports_exhausted", "engine_probing",
-    "engine_not_ready", "node_cordoned", "no_device_of_class", "label_mismatch", "node_unreachable",
+    "engine_not_ready", "node_cordoned", "domain_held", "source_not_fetched", "no_device_of_class", "label_mismatch",
+    "multi_node", "node_unreachable",
 )  # fmt: skip
 
 

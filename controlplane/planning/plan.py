@@ -1,7 +1,7 @@
 """A plan as values: ordered actions, each with its reason; refusals; figures."""
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from controlplane.events import Decision
 from controlplane.planning.view import Refusal, Verdict
@@ -16,9 +16,14 @@ class ShardPlace:
     spec: ShardSpec
 
 
+RestartPart = Literal["replaced", "in place"]
+"""Why a restart ends a replica (REC-30): its replacement is ready, or it goes first."""
+
+
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Make a new replica. ``rejected`` are the candidates turned down (PLC-24)."""
+    """Make a new replica. ``rejected`` are the candidates turned down (PLC-24),
+    ``replaces`` is the replica whose restart this is."""
 
     replica: str
     model: str
@@ -28,6 +33,7 @@ class Place:
     reason: str
     rejected: tuple[Verdict, ...] = ()
     figures: dict[str, Any] = field(default_factory=dict)
+    replaces: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +44,7 @@ class Drain:
     model: str
     reason: str
     grace: float
+    restart: RestartPart | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +57,7 @@ class Stop:
     reason: str
     failure: str | None = None
     figures: dict[str, Any] = field(default_factory=dict)
+    restart: RestartPart | None = None
 
 
 Action = Place | Drain | Stop
@@ -58,12 +66,14 @@ Action = Place | Drain | Stop
 @dataclass(slots=True)
 class Plan:
     """What one pass decided. ``refused`` are models with no room, ``fits`` models whose
-    earlier refusal is void. ``complete`` is false if the bound on actions cut it."""
+    earlier refusal is void, ``given_up`` replicas whose restart cannot be, each with why.
+    ``complete`` is false if the bound on actions cut it."""
 
     version: int
     actions: list[Action] = field(default_factory=list)
     refused: dict[str, Refusal] = field(default_factory=dict)
     fits: set[str] = field(default_factory=set)
+    given_up: dict[str, str] = field(default_factory=dict)
     complete: bool = True
 
 
@@ -72,7 +82,12 @@ def decision(action: Action) -> Decision:
     if isinstance(action, Place):
         nodes = [place.node_id for place in action.shards]
         figures = {"profile": action.profile, "nodes": nodes, **action.figures}
+        if action.replaces is not None:
+            figures["replaces"] = action.replaces
         return Decision("place", action.reason, action.model, action.replica, nodes[0], figures)
     if isinstance(action, Drain):
-        return Decision("drain", action.reason, action.model, action.replica, None, {"grace": action.grace})
+        figures = {"grace": action.grace}
+        if action.restart is not None:
+            figures["restart"] = action.restart
+        return Decision("drain", action.reason, action.model, action.replica, None, figures)
     return Decision("stop", action.reason, action.model, action.replica, None, dict(action.figures))

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from controlplane.catalog.model import Model
-from controlplane.planning.reconcile import counts
+from controlplane.catalog.model import External, Model
 from controlplane.planning.view import FleetView, ModelHealth, ReplicaView
+from controlplane.planning.wanted import counts, stopped
 from llmgw.wire.routing import ModelState
 
 SOON = 5
@@ -36,6 +36,15 @@ def standing(view: FleetView, model: Model, replicas: Sequence[ReplicaView]) -> 
     """The state of a model whose replicas (all of them, in any state) are given."""
     name = model.name
     health = view.health.get(name) or ModelHealth()
+    if view.serving.stopped:
+        return Standing("stopped", stopped(view))
+    if model.external is not None:
+        return _external(view, name, model.external)
+    if model.adapter is not None:
+        words = f"model {name} is an adapter on {model.adapter.base}; adapters are not loaded by this release"
+        return Standing("unplaceable", words, LATER)
+    if not model.profiles:
+        return Standing("unplaceable", f"model {name} has no profile: nothing says how to run it", LATER)
     if model.scaling.mode == "off":
         return Standing("off", f"model {name} is off: set its scaling to serve it")
     ready = sum(routable(view, replica) for replica in replicas)
@@ -53,6 +62,9 @@ def standing(view: FleetView, model: Model, replicas: Sequence[ReplicaView]) -> 
     if health.parked:
         words = f"model {name} failed {health.failures} times in a row and is parked; last error: {health.last_error}"
         return Standing("parked", words)
+    if name in view.in_place:
+        words = f"model {name} is restarted in its place: replica {view.in_place[name]} goes before the new one comes"
+        return Standing("loading", words, SOON)
     if view.settling.active:
         return Standing("loading", "the control plane has just started and waits for its nodes", SOON)
     if model.scaling.mode == "on-demand":
@@ -64,6 +76,19 @@ def standing(view: FleetView, model: Model, replicas: Sequence[ReplicaView]) -> 
     if health.refusal is not None:
         return Standing("unplaceable", f"model {name} cannot be placed: {health.refusal.message}", LATER)
     return Standing("loading", f"model {name} is about to be placed", SOON)
+
+
+def _external(view: FleetView, name: str, external: External) -> Standing:
+    """A provider is never scraped nor stale: it is ready when its key is at hand (CAT-10)."""
+    file = external.api_key_file
+    if file is None:
+        return Standing("ready", "served by an external provider")
+    fault = view.provider_keys.get(file)
+    if fault is None:
+        return Standing("loading", f"the key of external model {name} is being read", SOON)
+    if fault:
+        return Standing("unplaceable", f"external model {name} has no key: {fault}", LATER)
+    return Standing("ready", "served by an external provider")
 
 
 def _last(health: ModelHealth) -> str:

@@ -5,11 +5,12 @@ the loop's monotonic seconds. ``None`` is unknown. Only the writer changes a vie
 planning works on an ``Overlay`` over it.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
 from controlplane.catalog.model import Catalog
-from controlplane.events import Cordon
+from controlplane.events import Cordon, ServingSet
 from llmgw.wire.messages import Inventory, Measurements, ShardExit, ShardSpec
 
 NodeStatus = Literal["connected", "unreachable", "lost"]
@@ -19,6 +20,10 @@ its replicas keep serving. ``lost``: silent for so long that they are rebuilt (R
 ReplicaState = Literal["placing", "starting", "ready", "draining", "stopping", "failed", "gone"]
 
 ShardPhase = Literal["commanded", "starting", "ready", "stopping", "exited", "lost"]
+
+
+Holds = tuple[tuple[str, Cordon], ...]
+"""Held domains (``LABEL=VALUE``), each with who holds it and why (PLC-15)."""
 
 
 @dataclass(slots=True)
@@ -35,11 +40,21 @@ class NodeView:
     measured_at: float | None = None
     last_heard: float | None = None
     cordon: Cordon | None = None
+    own_labels: Mapping[str, str] = field(default_factory=dict)
+    """Those that people gave it; ``labels`` is what holds."""
+    capabilities: frozenset[str] = frozenset()
+    """What its agent can do beyond the protocol's first version, by its hello."""
     enrolled: bool = True
     registered: bool = False
     """Whether the current session has registered: only then may commands be sent."""
     avoid_ports: dict[int, float] = field(default_factory=dict)
     """Ports found in use by a stray process, and until when they are avoided (PLC-13)."""
+
+    @property
+    def labels(self) -> Mapping[str, str]:
+        """The node's labels: the agent's, and over them those of people (PLC-09)."""
+        told = self.inventory.labels if self.inventory else {}
+        return {**told, **self.own_labels} if self.own_labels else told
 
     @property
     def shown(self) -> str:
@@ -73,6 +88,30 @@ class ShardView:
         return self.phase not in ("exited", "lost")
 
 
+@dataclass(frozen=True, slots=True)
+class Restart:
+    """A person asked for a new replica in this one's stead (REC-30).
+
+    ``queued``: it counts and serves until its turn comes. ``replacing``: it serves and
+    counts no more, ``replacement`` does. ``in place``: it goes before its replacement
+    comes. ``order`` is that of the requests, ``since`` when it was asked for.
+    """
+
+    actor: str
+    reason: str
+    order: int
+    since: float
+    state: Literal["queued", "replacing", "in place"] = "queued"
+    at_once: bool = False
+    """A person wants it in place."""
+    replacement: str | None = None
+
+    @property
+    def asked(self) -> str:
+        """Who asked, and why."""
+        return f"a restart asked for by {self.actor or 'somebody'}" + (f" ({self.reason})" if self.reason else "")
+
+
 @dataclass(slots=True)
 class ReplicaView:
     """One replica. ``reason`` is why it is in its state, in words. ``stale`` is
@@ -98,6 +137,12 @@ class ReplicaView:
     """It was decided that it stops: its exit is no failure."""
     stop_committed: bool = False
     """That decision is durable: the stop is sent, again after each reconnect."""
+    restarting: Restart | None = None
+
+    @property
+    def restart(self) -> str | None:
+        """How far a restart is that people asked for: ``queued``, ``replacing``, ``in place``."""
+        return self.restarting.state if self.restarting else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,3 +219,19 @@ class FleetView:
     replicas: dict[str, ReplicaView] = field(default_factory=dict)
     health: dict[str, ModelHealth] = field(default_factory=dict)
     settling: Settling = field(default_factory=Settling)
+    holds: Mapping[str, Cordon] = field(default_factory=dict)
+    """Domains (``LABEL=VALUE``) in which people want nothing new (PLC-15)."""
+    serving: ServingSet = field(default_factory=lambda: ServingSet(stopped=False))
+    """Whether people stopped everything (REC-31)."""
+    provider_keys: Mapping[str, str] = field(default_factory=dict)
+    """Key files of external models that were read: what is wrong with them in words, or
+    "" (CAT-10). A file that is not here has not been read yet."""
+    in_place: dict[str, str] = field(default_factory=dict)
+    """Models with a replica that is restarted in its place, and its id: what it frees is theirs first."""
+
+    def held(self, node: NodeView) -> Holds:
+        """The held domains that a node is in, each with who holds it and why."""
+        if not self.holds:
+            return ()
+        domains = (f"{label}={value}" for label, value in sorted(node.labels.items()))
+        return tuple((domain, self.holds[domain]) for domain in domains if domain in self.holds)

@@ -1,10 +1,34 @@
 """The fleet as routers need it: every model of the catalog, where it is served, and
 why if it is not (RTR-03). Pure."""
 
+from urllib.parse import urlsplit
+
+from controlplane.catalog.model import Catalog, External, Model
 from controlplane.fleet.keys import engine_key
-from controlplane.planning.state import routable, standing
+from controlplane.planning.state import Standing, routable, standing
 from controlplane.planning.view import FleetView, ReplicaView
-from llmgw.wire.routing import Endpoint, RoutedModel
+from llmgw.wire.routing import Endpoint, RoutedAlias, RoutedModel
+
+EXTERNAL = "external:"
+"""What the id of an external model's endpoint begins with; the model's name follows."""
+
+
+def key_files(catalog: Catalog) -> dict[str, str]:
+    """The files with the keys of external models, by the id of their endpoint (CAT-10).
+    Keys are no business of pure code: the publisher fills them in."""
+    return {
+        EXTERNAL + name: model.external.api_key_file
+        for name, model in sorted(catalog.models.items())
+        if model.external is not None and model.external.api_key_file is not None
+    }
+
+
+def aliases(catalog: Catalog) -> tuple[RoutedAlias, ...]:
+    """Names that stand for several models by weight (CAT-13)."""
+    return tuple(
+        RoutedAlias(name=alias.name, targets=alias.targets, sticky=alias.sticky)
+        for _, alias in sorted(catalog.aliases.items())
+    )
 
 
 def routes(view: FleetView, engine_secret: bytes | None) -> tuple[RoutedModel, ...]:
@@ -22,21 +46,18 @@ def routes(view: FleetView, engine_secret: bytes | None) -> tuple[RoutedModel, .
     for name, model in sorted(view.catalog.models.items()):
         replicas = sorted(groups.get(name, ()), key=lambda replica: replica.id)
         now_is = standing(view, model, replicas)
-        listed = now_is.state != "off"
         table.append(
             RoutedModel(
                 name=name,
                 state=now_is.state,
-                endpoints=tuple(
-                    _endpoint(view, replica, engine_secret)
-                    for replica in replicas
-                    if listed and routable(view, replica)
-                ),
+                endpoints=_endpoints(view, model, replicas, now_is, engine_secret),
                 aliases=model.aliases,
                 created=view.catalog.modified,
                 reason="" if now_is.state == "ready" else now_is.reason,
                 retry_after=now_is.retry_after,
-                listed=listed,
+                listed=now_is.state != "off" and model.role != "guard",
+                fallbacks=model.fallbacks,
+                guard=model.role == "guard",
                 withdrawn=tuple(replica.id for replica in replicas if _leaving(replica)) if settling else (),
             )
         )
@@ -45,6 +66,32 @@ def routes(view: FleetView, engine_secret: bytes | None) -> tuple[RoutedModel, .
 
 def _leaving(replica: ReplicaView) -> bool:
     return replica.unwanted or replica.state in ("draining", "stopping", "failed")
+
+
+def _endpoints(
+    view: FleetView, model: Model, replicas: list[ReplicaView], now_is: Standing, engine_secret: bytes | None
+) -> tuple[Endpoint, ...]:
+    """Where requests for a model may go: nowhere while it is off or serving is stopped."""
+    if now_is.state in ("off", "stopped"):
+        return ()
+    own = tuple(_endpoint(view, replica, engine_secret) for replica in replicas if routable(view, replica))
+    if model.external is None or now_is.state != "ready":
+        return own
+    return (*own, _provider(model.name, model.external))
+
+
+def _provider(name: str, external: External) -> Endpoint:
+    url = urlsplit(external.url)
+    tls = url.scheme == "https"
+    return Endpoint(
+        id=EXTERNAL + name,
+        host=url.hostname or "",
+        port=url.port or (443 if tls else 80),
+        upstream_model=external.model,
+        external=True,
+        tls=tls,
+        prefix=url.path.rstrip("/"),
+    )
 
 
 def _endpoint(view: FleetView, replica: ReplicaView, engine_secret: bytes | None) -> Endpoint:

@@ -4,12 +4,14 @@ Routers wait on it by generation (RTR-03). The generation is ``boot-number``: th
 number rises with the content, and ``boot`` differs between control plane processes.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
+import msgspec
 from gevent.event import Event
 
+from controlplane.events import PublishRoutes
 from llmgw.runtime.logs import Logger
-from llmgw.wire.routing import MAX_TABLE, RoutedKey, RoutedModel, RouteTable, encode
+from llmgw.wire.routing import MAX_TABLE, Endpoint, RoutedAlias, RoutedKey, RoutedModel, RouteTable, encode
 
 log = Logger("llmgw.publish")
 
@@ -21,20 +23,39 @@ class Publisher:
     def __init__(self, boot: str) -> None:
         self._boot = boot
         self._number = 0
-        self._routes: tuple[tuple[RoutedModel, ...], bool] | None = None
+        self._routes: PublishRoutes | None = None
         self._keys: tuple[RoutedKey, ...] = ()
+        self._provider_keys: dict[str, str] = {}
         self._by_name: dict[str, RoutedModel] = {}
         self._changed = Event()
         self._closed = False
         self.generation = ""
         self.body: bytes | None = None
 
-    def set_routes(self, models: tuple[RoutedModel, ...], settling: bool) -> None:
-        """New routes from the loop."""
-        if self._routes != (models, settling):
-            self._routes = (models, settling)
-            self._by_name = {alias: model for model in models for alias in model.aliases}
-            self._by_name |= {model.name: model for model in models}
+    def set_routes(
+        self,
+        models: tuple[RoutedModel, ...],
+        settling: bool,
+        aliases: tuple[RoutedAlias, ...] = (),
+        key_files: Mapping[str, str] | None = None,
+    ) -> None:
+        """New routes from the loop. ``key_files`` are the files with the keys of external
+        endpoints, by the endpoint's id (CAT-10)."""
+        routes = PublishRoutes(models, settling, aliases, key_files or {})
+        if self._routes != routes:
+            self._routes = routes
+            self._by_name = {alias: model for model in routes.models for alias in model.aliases}
+            self._by_name |= {model.name: model for model in routes.models}
+            self._publish()
+
+    def set_provider_keys(self, keys: Mapping[str, str]) -> None:
+        """The keys of external models, by the file they were read from (CAT-10). A file
+        that cannot be read any more keeps its last key until the loop takes the endpoint
+        out, so that no table is ever without a key that its endpoint needs."""
+        used = set(self._routes.key_files.values()) if self._routes is not None else set()
+        fresh = {file: key for file, key in self._provider_keys.items() if file in used} | dict(keys)
+        if self._provider_keys != fresh:
+            self._provider_keys = fresh
             self._publish()
 
     def set_keys(self, keys: Iterable[RoutedKey]) -> None:
@@ -63,9 +84,18 @@ class Publisher:
     def _publish(self) -> None:
         if self._routes is None:
             return
-        models, settling = self._routes
+        routes = self._routes
         generation = f"{self._boot}-{self._number + 1}"
-        body = encode(RouteTable(generation=generation, settling=settling, models=models, keys=self._keys))
+        models = tuple(self._with_key(model, routes.key_files) for model in routes.models)
+        body = encode(
+            RouteTable(
+                generation=generation,
+                settling=routes.settling,
+                models=models,
+                keys=self._keys,
+                aliases=routes.aliases,
+            )
+        )
         if len(body) > MAX_TABLE:
             log.error("the route table is too large to publish: the last one stays", bytes=len(body), limit=MAX_TABLE)
             return
@@ -75,3 +105,15 @@ class Publisher:
         if self._closed:
             self._changed.set()
         changed.set()
+
+    def _with_key(self, model: RoutedModel, files: Mapping[str, str]) -> RoutedModel:
+        """The model with the keys of its external endpoints; one without its key is left out."""
+        if not any(endpoint.id in files for endpoint in model.endpoints):
+            return model
+        endpoints: list[Endpoint] = []
+        for endpoint in model.endpoints:
+            file = files.get(endpoint.id)
+            key = self._provider_keys.get(file) if file is not None else endpoint.key
+            if key is not None:
+                endpoints.append(msgspec.structs.replace(endpoint, key=key))
+        return msgspec.structs.replace(model, endpoints=tuple(endpoints))

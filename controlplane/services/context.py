@@ -3,12 +3,25 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from controlplane.journal import Entry, Journal
+from controlplane.clustersettings import FILE_SECTION
+from controlplane.journal import Journal
+from controlplane.services.audit import Audit
+from controlplane.services.auth import Authenticator
 from controlplane.services.catalog import CatalogService
+from controlplane.services.changes import Changes
+from controlplane.services.cluster_settings import ClusterSettings
+from controlplane.services.events import EventService
 from controlplane.services.fleet import Fleet, Plain
+from controlplane.services.holds import Holds
 from controlplane.services.keys import Keys
+from controlplane.services.labels import Labels
+from controlplane.services.models import Models
+from controlplane.services.people import People
+from controlplane.services.scopes import Scopes
 from controlplane.services.status import Status
+from controlplane.services.usage import UsageService
 from controlplane.settings import SETTINGS
+from llmgw.runtime.clock import Clock
 from llmgw.runtime.settings import REQUIRED, Loaded
 
 
@@ -23,22 +36,18 @@ class Services:
     journal: Journal
     settings: Loaded
     metrics: Callable[[], bytes]
-
-    def events(
-        self, limit: int, model: str | None = None, node: str | None = None, kind: str | None = None
-    ) -> list[Entry]:
-        """The latest decisions, newest first."""
-        found: list[Entry] = []
-        for entry in reversed(self.journal.recent):
-            if (
-                (model is None or entry.model == model)
-                and (node is None or entry.node == node)
-                and (kind is None or entry.kind == kind)
-            ):
-                found.append(entry)
-                if len(found) == limit:
-                    break
-        return found
+    auth: Authenticator
+    people: People
+    changes: Changes
+    events: EventService
+    clock: Clock
+    models: Models
+    cluster: ClusterSettings
+    scopes: Scopes
+    labels: Labels
+    holds: Holds
+    audit: Audit
+    usage: UsageService
 
     def setting_values(self) -> list[Plain]:
         """Every setting with its value in force and where that came from. No setting
@@ -52,6 +61,7 @@ class Services:
                 "help": row.help,
             }
             for row in SETTINGS.rows
+            if not row.name.startswith(f"{FILE_SECTION}.")
         ]
 
 

@@ -1,13 +1,14 @@
 """How a service says no."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from llmgw.runtime.settings import Fault
 
 
 class Refused(Exception):
     """A request that is not carried out. ``code`` is one of ``errors.ADMIN``; ``status``
-    the HTTP status; ``retry_after`` seconds after which trying again makes sense."""
+    the HTTP status; ``retry_after`` seconds after which trying again makes sense;
+    ``headers`` what the answer carries beside."""
 
     def __init__(
         self,
@@ -17,12 +18,16 @@ class Refused(Exception):
         status: int,
         faults: Sequence[Fault] = (),
         retry_after: int | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(message)
         self.code = code
         self.status = status
         self.faults = tuple(faults)
         self.retry_after = retry_after
+        self.headers = dict(headers or {})
+        if retry_after is not None:
+            self.headers["Retry-After"] = str(retry_after)
 
 
 def not_found(kind: str, name: str, hint: str = "") -> Refused:
@@ -33,6 +38,11 @@ def not_found(kind: str, name: str, hint: str = "") -> Refused:
 def invalid(path: str, message: str) -> Refused:
     """One fault of a request."""
     return Refused("validation_failed", "the request has faults", status=422, faults=[Fault(path, message)])
+
+
+def conflict(message: str) -> Refused:
+    """The thing is not in a state that allows this."""
+    return Refused("conflict", message, status=409)
 
 
 def busy() -> Refused:

@@ -1,101 +1,183 @@
-"""Nodes, replicas and models as the API shows them: plain values, ``None`` = unknown.
+"""The fleet as it is, and the orders people give about it.
 
-Ages and durations are seconds, sizes bytes. Everything is read from the writer's view
-between two of its events, so one answer is of one moment.
+Everything is read from the writer's view. Long lists are made entry by entry while the
+writer goes on: each entry is of one moment, the list as a whole need not be.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from controlplane.catalog.model import Model, Profile
-from controlplane.events import Cordon, CordonSet, RetryRequested
+from controlplane.catalog.model import Model
+from controlplane.events import Cordon, CordonSet, RestartRequested, RetryRequested
 from controlplane.inbox import Inbox
-from controlplane.planning.explain import explain
-from controlplane.planning.overlay import Claims, Overlay
-from controlplane.planning.view import FleetView, NodeView, Reason, ReplicaView, ShardView, Verdict
+from controlplane.planning.explain import explaining
+from controlplane.planning.overlay import Overlay
+from controlplane.planning.view import FleetView, NodeView, ReplicaView
 from controlplane.publish.table import Publisher
-from controlplane.services.errors import Refused, busy, not_found, store_unavailable
-from controlplane.services.recovery import once_answered
-from controlplane.store.port import StoreUnavailable
-from controlplane.store.writer import StoreWriter
+from controlplane.services import shown
+from controlplane.services.changes import Asked, Changed, Changes, Principal
+from controlplane.services.errors import Refused, busy, conflict, invalid, not_found
+from controlplane.services.names import domain
+from controlplane.services.pauses import finish
+from controlplane.services.recovery import learn_if_uncertain
+from controlplane.store.access import StoreAccess
+from controlplane.store.port import Transaction
 from llmgw.runtime.clock import Clock
-from llmgw.runtime.settings import did_you_mean
-from llmgw.wire.messages import DeviceUse, Measurements
+from llmgw.runtime.settings import Fault, did_you_mean
+from llmgw.wire.messages import Measurements
 
 FRESH = 60.0
 """Older measurements are left out rather than repeated (AGT-02)."""
 
+MAX_AUDITED = 500
+"""Most replicas that the audit names of one restart."""
+
 Plain = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Which:
+    """Which replicas are meant: those named, those of a model, the stale ones, or all;
+    exactly one of the four."""
+
+    replicas: tuple[str, ...] = ()
+    model: str | None = None
+    stale: bool = False
+    all: bool = False
+
+    def __str__(self) -> str:
+        """For the audit."""
+        if self.model is not None:
+            return f"model {self.model}"
+        return "stale" if self.stale else "all" if self.all else ", ".join(self.replicas)[:200]
 
 
 class Fleet:
     """Reads of the fleet, and the orders people give about it."""
 
     def __init__(
-        self, view: Callable[[], FleetView], publisher: Publisher, inbox: Inbox, store: StoreWriter, clock: Clock
+        self,
+        view: Callable[[], FleetView],
+        *,
+        publisher: Publisher,
+        inbox: Inbox,
+        store: StoreAccess,
+        changes: Changes,
+        clock: Clock,
     ) -> None:
         self._view = view
         self._publisher = publisher
         self._inbox = inbox
         self._store = store
+        self._changes = changes
         self._clock = clock
+        self._claims: tuple[FleetView, int, Overlay] | None = None
 
     @property
     def view(self) -> FleetView:
         """The writer's view. Not to be changed, nor kept."""
         return self._view()
 
+    def claims(self) -> Overlay:
+        """What replicas claim of nodes; made anew when something changed that counts."""
+        view = self._view()
+        if self._claims is None or self._claims[0] is not view or self._claims[1] != view.version:
+            self._claims = (view, view.version, Overlay(view))
+        return self._claims[2]
+
     # ------------------------------------------------------------ nodes
 
-    def nodes(self) -> list[Plain]:
-        """Every enrolled node, by id."""
-        view = self._view()
-        overlay = Overlay(view)
-        replicas = self._replicas_by_node(view)
-        return [self._node(view.nodes[name], overlay.on(name), replicas.get(name, [])) for name in sorted(view.nodes)]
+    def node_ids(
+        self,
+        *,
+        status: str | None = None,
+        within: str | None = None,
+        labels: Sequence[str] = (),
+        name: str | None = None,
+        cordoned: bool | None = None,
+    ) -> list[str]:
+        """Ids of the nodes that fit all of what is given, in order. ``within`` is a domain
+        such as ``rack=r12``, ``labels`` are ``NAME=VALUE``, ``name`` is part of the id.
+        Raises ``Refused``."""
+        wanted: list[tuple[str, str]] = []
+        for place, text in [("domain", within), *(("label", text) for text in labels)]:
+            if text is not None:
+                found = domain(text)
+                if isinstance(found, str):
+                    raise invalid(place, found)
+                wanted.append(found)
+        return sorted(
+            node.id
+            for node in self._view().nodes.values()
+            if (status is None or node.shown == status)
+            and (cordoned is None or (node.cordon is not None) == cordoned)
+            and (name is None or name in node.id)
+            and (not wanted or _has(node, wanted))
+        )
+
+    def nodes(self, ids: Iterable[str]) -> Iterator[Plain]:
+        """These nodes as they are when they are asked for; those that went are left out."""
+        view, claims, replicas = self._view(), self.claims(), self._replicas_by_node()
+        for node_id in ids:
+            node = view.nodes.get(node_id)
+            if node is not None:
+                yield self._node(view, node, claims, replicas.get(node_id, []))
 
     def node(self, node_id: str) -> Plain:
         """One node. Raises ``Refused``."""
         view = self._view()
-        node = self._known_node(view, node_id)
-        return self._node(node, Overlay(view).on(node_id), self._replicas_by_node(view).get(node_id, []))
+        node = self._known_node(node_id)
+        here = [
+            replica.id
+            for replica in view.replicas.values()
+            if any(shard.live and shard.node_id == node_id for shard in replica.shards.values())
+        ]
+        return self._node(view, node, self.claims(), here)
 
-    def cordon(self, node_id: str, reason: str, actor: str) -> Plain:
+    def inside(self, label: str, value: str) -> list[str]:
+        """Ids of the nodes that have a label with this value."""
+        return sorted(node.id for node in self._view().nodes.values() if node.labels.get(label) == value)
+
+    def cordon(self, asked: Asked, node_id: str, reason: str) -> Plain:
         """Place nothing new on a node (PLC-03). Raises ``Refused``."""
-        cordon = Cordon(reason, actor, self._clock.now().isoformat(timespec="seconds"))
-        return self._set_cordon(node_id, cordon)
+        at = self._clock.now().isoformat(timespec="seconds")
+        return self._set_cordon(asked, node_id, Cordon(reason, asked.actor, at))
 
-    def uncordon(self, node_id: str) -> Plain:
+    def uncordon(self, asked: Asked, node_id: str) -> Plain:
         """End a node's cordon. Raises ``Refused``."""
-        return self._set_cordon(node_id, None)
+        return self._set_cordon(asked, node_id, None)
 
-    def _set_cordon(self, node_id: str, cordon: Cordon | None) -> Plain:
-        self._known_node(self._view(), node_id)
+    def _set_cordon(self, asked: Asked, node_id: str, cordon: Cordon | None) -> Plain:
+        self._known_node(node_id)
+
+        def work(tx: Transaction) -> Changed[None]:
+            before = _stored_cordon(tx, node_id)
+            tx.intents.set_cordon(node_id, cordon)
+            return Changed(None, "cordon", node_id, before and before.reason, cordon and cordon.reason)
+
         try:
-            self._store.call(lambda store: store.set_cordon(node_id, cordon))
-        except StoreUnavailable as error:
-            if error.uncertain:
-                once_answered(
-                    self._store,
-                    lambda store: store.cordons().get(node_id),
-                    lambda kept: self._inbox.force(CordonSet(node_id, kept)),
-                )
-            raise store_unavailable(error) from error
+            self._changes.make(asked, work)
+        except Refused as error:
+            learn_if_uncertain(
+                error,
+                self._store,
+                lambda tx: _stored_cordon(tx, node_id),
+                lambda kept: self._inbox.force(CordonSet(node_id, kept)),
+            )
+            raise
         self._inbox.force(CordonSet(node_id, cordon))
-        shown = self.node(node_id)
-        shown["cordon"] = _cordon(cordon)
-        return shown
+        return {**self.node(node_id), "cordon": shown.cordon(cordon)}
 
-    def _known_node(self, view: FleetView, node_id: str) -> NodeView:
-        node = view.nodes.get(node_id)
-        if node is None:
-            raise not_found("node", node_id, did_you_mean(node_id, view.nodes))
-        return node
+    def _known_node(self, node_id: str) -> NodeView:
+        nodes = self._view().nodes
+        if node_id not in nodes:
+            raise not_found("node", node_id, did_you_mean(node_id, nodes))
+        return nodes[node_id]
 
-    @staticmethod
-    def _replicas_by_node(view: FleetView) -> dict[str, list[str]]:
+    def _replicas_by_node(self) -> dict[str, list[str]]:
         found: dict[str, list[str]] = {}
-        for replica in view.replicas.values():
+        for replica in self._view().replicas.values():
             for shard in replica.shards.values():
                 if shard.live:
                     found.setdefault(shard.node_id, []).append(replica.id)
@@ -106,102 +188,153 @@ class Fleet:
         fresh = node.measured_at is not None and now - node.measured_at <= FRESH
         return node.measurements if fresh and node.measurements is not None else Measurements()
 
-    def _node(self, node: NodeView, claims: Claims, replicas: list[str]) -> Plain:
+    def _node(self, view: FleetView, node: NodeView, claims: Overlay, replicas: list[str]) -> Plain:
         now = self._clock.monotonic()
-        inventory, measured = node.inventory, self.measurements(node, now)
-        uses = {use.uuid: use for use in measured.devices}
-        return {
-            "id": node.id,
-            "status": node.shown,
-            "status_seconds": now - node.since,
-            "last_heard_seconds": _age(node.last_heard, now),
-            "enrolled": node.enrolled,
-            "cordon": _cordon(node.cordon),
-            "agent_version": node.agent_version,
-            "address": inventory and inventory.address,
-            "hostname": inventory and inventory.hostname,
-            "os": inventory and inventory.os,
-            "kernel": inventory and inventory.kernel,
-            "arch": inventory and inventory.arch,
-            "driver": inventory and inventory.driver,
-            "labels": inventory and inventory.labels,
-            "notes": inventory and list(inventory.notes),
-            "cpu": {
-                "model": inventory and inventory.cpu.model,
-                "count": inventory and inventory.cpu.count,
-                "claimed_cores": claims.cores,
-                "percent": measured.cpu_percent,
-                "load1": measured.load1,
-            },
-            "memory": {
-                "total_bytes": inventory and inventory.memory_bytes,
-                "claimed_bytes": claims.memory,
-                "used_bytes": measured.memory_used_bytes,
-                "available_bytes": measured.memory_available_bytes,
-            },
-            "devices": [
-                {
-                    "uuid": device.uuid,
-                    "kind": device.kind,
-                    "index": device.index,
-                    "name": device.name,
-                    "device_class": device.device_class,
-                    "memory_bytes": device.memory_bytes,
-                    "claimed_by": claims.devices.get(device.uuid),
-                    "excluded": device.excluded,
-                    **_device_use(uses.get(device.uuid)),
-                }
-                for device in (inventory.devices if inventory else ())
-            ],
-            "engines": inventory
-            and inventory.engines is not None
-            and [
-                {"name": engine.name, "state": engine.state, "version": engine.version, "detail": engine.detail}
-                for engine in inventory.engines
-            ],
-            "replicas": sorted(replicas),
-        }
+        measured = self.measurements(node, now)
+        return shown.node(view, node, claims=claims.on(node.id), measured=measured, replicas=replicas, now=now)
 
     # ------------------------------------------------------------ replicas
 
-    def replicas(self, model: str | None = None, node: str | None = None) -> list[Plain]:
-        """Replicas, by model and id; of one model or one node if given."""
-        now = self._clock.monotonic()
-        return [
-            _replica(replica, now)
-            for replica in sorted(self._view().replicas.values(), key=lambda replica: (replica.model, replica.id))
-            if (model is None or replica.model == model)
+    def replica_ids(
+        self, principal: Principal, *, model: str | None = None, node: str | None = None, state: str | None = None
+    ) -> list[str]:
+        """Ids of the replicas that fit all of what is given and that the principal may
+        see, in order, which is by model. ``model`` may be an alias. Raises ``Refused`` for a
+        model that does not exist."""
+        view = self._view()
+        name = self._replicated(principal, model) if model is not None else None
+        return sorted(
+            replica.id
+            for replica in view.replicas.values()
+            if (name is None or replica.model == name)
+            and (state is None or replica.state == state)
             and (node is None or any(shard.node_id == node for shard in replica.shards.values()))
-        ]
+            and principal.sees(self._owner(replica))
+        )
 
-    def replica(self, replica_id: str) -> Plain:
+    def _replicated(self, principal: Principal, model: str) -> str:
+        """The name of a model of the catalog, or of one that only has replicas left."""
+        if any(row.model == model and principal.sees(self._owner(row)) for row in self._view().replicas.values()):
+            return model
+        return self.known_model(principal, model).name
+
+    def replicas(self, ids: Iterable[str]) -> Iterator[Plain]:
+        """These replicas as they are when they are asked for; those that went are left out."""
+        for replica_id in ids:
+            replica = self._view().replicas.get(replica_id)
+            if replica is not None:
+                yield self._replica(replica)
+
+    def replica(self, principal: Principal, replica_id: str) -> Plain:
         """One replica. Raises ``Refused``."""
-        replicas = self._view().replicas
-        if replica_id not in replicas:
-            raise not_found("replica", replica_id, did_you_mean(replica_id, replicas))
-        return _replica(replicas[replica_id], self._clock.monotonic())
+        return self._replica(self._known_replica(principal, replica_id))
+
+    def restart(self, asked: Asked, which: Which, *, in_place: bool, reason: str) -> list[ReplicaView]:
+        """Have replicas replaced, one at a time per model (REC-30); those that are queued.
+        Raises ``Refused``."""
+        chosen = self._chosen(asked.principal, which)
+        ids = tuple(replica.id for replica in chosen)
+
+        def work() -> Changed[list[ReplicaView]]:
+            if ids and not self._inbox.offer(RestartRequested(ids, asked.actor, reason, in_place)):
+                raise busy()
+            order = {"replicas": list(ids[:MAX_AUDITED]), "in_place": in_place, "reason": reason}
+            return Changed(chosen, "restart", str(which), None, order)
+
+        return self._changes.carry_out(asked, work)
+
+    def restarting(self, principal: Principal) -> list[ReplicaView]:
+        """Replicas whose restart was asked for and is not over."""
+        replicas = self._view().replicas.values()
+        return [row for row in replicas if row.restart is not None and principal.sees(self._owner(row))]
+
+    def _chosen(self, principal: Principal, which: Which) -> list[ReplicaView]:
+        view = self._view()
+        if which.replicas:
+            return self._named(principal, which.replicas)
+        if which.model is not None:
+            model = self.known_model(principal, which.model)
+            if not principal.reaches(model.owner):
+                raise Refused("forbidden", f"{principal.user} does not own the model {model.name}", status=403)
+            found = [row for row in view.replicas.values() if row.model == model.name]
+        else:
+            found = [row for row in view.replicas.values() if which.all or row.stale]
+        return [row for row in found if _stays(row) and principal.reaches(self._owner(row))]
+
+    def _named(self, principal: Principal, ids: Sequence[str]) -> list[ReplicaView]:
+        found: list[ReplicaView] = []
+        faults: list[Fault] = []
+        for index, replica_id in enumerate(ids):
+            place = f"replicas[{index}]"
+            try:
+                replica = self._known_replica(principal, replica_id)
+            except Refused as error:
+                faults.append(Fault(place, str(error)))
+                continue
+            if not principal.reaches(self._owner(replica)):
+                faults.append(Fault(place, f"{principal.user} does not own the model {replica.model}"))
+            elif not _stays(replica):
+                faults.append(Fault(place, f"{replica.id} is {replica.state} and goes anyway"))
+            else:
+                found.append(replica)
+        if faults:
+            raise Refused("validation_failed", "the request has faults", status=422, faults=faults)
+        return found
+
+    def _known_replica(self, principal: Principal, replica_id: str) -> ReplicaView:
+        replica = self._view().replicas.get(replica_id)
+        if replica is None or not principal.sees(self._owner(replica)):
+            known = [row.id for row in self._view().replicas.values() if principal.sees(self._owner(row))]
+            raise not_found("replica", replica_id, did_you_mean(replica_id, known))
+        return replica
+
+    def _owner(self, replica: ReplicaView) -> str:
+        model = self._view().catalog.models.get(replica.model)
+        return model.owner if model else ""
+
+    def _replica(self, replica: ReplicaView) -> Plain:
+        now = self._clock.monotonic()
+        nodes = (self._view().nodes.get(shard.node_id) for shard in replica.shards.values())
+        uses = {
+            (use.replica_id, use.rank): use
+            for node in nodes
+            if node is not None
+            for use in self.measurements(node, now).shards
+        }
+        return shown.replica(replica, uses, now)
 
     # ------------------------------------------------------------ models
 
-    def models(self) -> list[Plain]:
-        """Every model of the catalog, by name."""
+    def models(self, names: Iterable[str] | None = None) -> Iterator[Plain]:
+        """Models of the catalog as they are now: these, or all by name."""
         view = self._view()
         replicas: dict[str, list[ReplicaView]] = {}
         for replica in view.replicas.values():
             replicas.setdefault(replica.model, []).append(replica)
-        return [self._model(view, view.catalog.models[n], replicas.get(n, [])) for n in sorted(view.catalog.models)]
+        for name in sorted(view.catalog.models) if names is None else names:
+            model = view.catalog.models.get(name)
+            if model is not None:
+                yield self.shown_model(model, replicas.get(name, []))
 
     def model(self, name: str) -> Plain:
-        """One model, by name or alias. Raises ``Refused``."""
-        view = self._view()
-        model = self._known_model(view, name)
-        return self._model(view, model, [r for r in view.replicas.values() if r.model == model.name])
+        """One model of the catalog."""
+        model = self._view().catalog.models[name]
+        return self.shown_model(model, [row for row in self._view().replicas.values() if row.model == name])
 
-    def explain(self, name: str) -> Plain:
+    def state(self, name: str) -> str | None:
+        """What routers are told of a model's state; ``None`` before they are told anything."""
+        routed = self._publisher.model(name)
+        return routed.state if routed else None
+
+    def shown_model(self, model: Model, replicas: list[ReplicaView]) -> Plain:
+        """A model, which need not be in force yet."""
+        routed = self._publisher.model(model.name)
+        return shown.model(self._view(), model, replicas=replicas, routed=routed, now=self._clock.monotonic())
+
+    def explain(self, principal: Principal, name: str) -> Plain:
         """Why a model is where it is, candidate by candidate (PLC-24). Raises ``Refused``."""
-        view = self._view()
-        model = self._known_model(view, name)
-        told = explain(view, model.name, self._clock.monotonic())
+        model = self.known_model(principal, name)
+        told = finish(explaining(self._view(), model.name, self._clock.monotonic()))
         return {
             "model": told.model,
             "state": told.state,
@@ -209,155 +342,60 @@ class Fleet:
             "wanted": told.wanted,
             "live": told.live,
             "ready": told.ready,
-            "blockers": [_reason(reason) for reason in told.blockers],
-            "candidates": [_verdict(verdict) for verdict in told.verdicts],
+            "blockers": [shown.reason(reason) for reason in told.blockers],
+            "candidates": (shown.verdict(verdict) for verdict in told.verdicts),
         }
 
-    def retry(self, name: str, actor: str) -> Plain:
+    def retry(self, asked: Asked, name: str) -> Plain:
         """Try a model again now: ends its backoff or parking (REC-05). Raises ``Refused``."""
-        view = self._view()
-        model = self._known_model(view, name)
+        model = self.known_model(asked.principal, name)
+        if not asked.principal.reaches(model.owner):
+            raise Refused("forbidden", f"{asked.principal.user} does not own the model {model.name}", status=403)
         if model.scaling.mode == "off":
-            raise Refused(
-                "conflict", f"{model.name} is off (scaling max 0): nothing of it is to be started", status=409
-            )
-        if not self._inbox.offer(RetryRequested(model.name, actor)):
-            raise busy()
-        return self.model(model.name)
+            raise conflict(f"{model.name} is off (scaling max 0): nothing of it is to be started")
 
-    @staticmethod
-    def _known_model(view: FleetView, name: str) -> Model:
-        models = view.catalog.models
-        if name in models:
-            return models[name]
-        aliases = {alias: model for model in models.values() for alias in model.aliases}
-        if name in aliases:
-            return aliases[name]
-        raise not_found("model", name, did_you_mean(name, [*models, *aliases]))
+        def work() -> Changed[Plain]:
+            if not self._inbox.offer(RetryRequested(model.name, asked.actor)):
+                raise busy()
+            return Changed(self.model(model.name), "retry", model.name)
 
-    def _model(self, view: FleetView, model: Model, replicas: list[ReplicaView]) -> Plain:
-        now = self._clock.monotonic()
-        health = view.health.get(model.name)
-        routed = self._publisher.model(model.name)
-        exited = health.last_exit if health else None
-        return {
-            "name": model.name,
-            "aliases": list(model.aliases),
-            "state": routed.state if routed else None,
-            "reason": (routed.reason if routed else "") or None,
-            "scaling": {"min": model.scaling.min, "max": model.scaling.max, "mode": model.scaling.mode},
-            "wanted": model.scaling.min,
-            "live": sum(1 for r in replicas if r.state in ("placing", "starting", "ready")),
-            "ready": sum(1 for r in replicas if r.state == "ready"),
-            "replicas": sorted(r.id for r in replicas if r.state != "gone"),
-            "failures": health.failures if health else 0,
-            "parked": health.parked if health else False,
-            "quarantined": health.quarantined if health else None,
-            "backoff_seconds": max(0.0, health.backoff_until - now) if health and health.backoff_until else None,
-            "last_error": health.last_error if health else None,
-            "last_error_code": health.last_error_code if health else None,
-            "last_error_seconds": _age(health.last_error_at, now) if health else None,
-            "last_output": list(exited.tail) if exited else None,
-            "profiles": [_profile(profile) for profile in model.profiles],
-        }
+        return self._changes.carry_out(asked, work)
+
+    def known_model(self, principal: Principal, name: str) -> Model:
+        """A model by its name or alias, if the principal may see it. Raises ``Refused``."""
+        models = [row for row in self._view().catalog.models.values() if principal.sees(row.owner)]
+        model = find_model(models, name)
+        if model is None:
+            known = [label for row in models for label in (row.name, *row.aliases)]
+            raise not_found("model", name, did_you_mean(name, known))
+        return model
 
 
-def _age(moment: float | None, now: float) -> float | None:
-    return None if moment is None else now - moment
+def find_model(models: Iterable[Model], name: str) -> Model | None:
+    """The model of that name, else the one that has it as an alias."""
+    aliased = None
+    for model in models:
+        if model.name == name:
+            return model
+        if name in model.aliases:
+            aliased = model
+    return aliased
 
 
-def _cordon(cordon: Cordon | None) -> Plain | None:
-    return {"reason": cordon.reason, "actor": cordon.actor, "at": cordon.at} if cordon else None
+def _has(node: NodeView, wanted: Sequence[tuple[str, str]]) -> bool:
+    labels = node.labels
+    return all(labels.get(label) == value for label, value in wanted)
 
 
-def _device_use(use: DeviceUse | None) -> Plain:
-    if use is None:
-        return {}
-    return {
-        "memory_used_bytes": use.memory_used_bytes,
-        "utilization_percent": use.utilization_percent,
-        "temperature_celsius": use.temperature_celsius,
-        "power_watts": use.power_watts,
-        "foreign_processes": list(use.foreign_processes),
-    }
+def _nodes_seen(view: FleetView, principal: Principal) -> list[str]:
+    return list(view.nodes) if principal.everywhere else []
 
 
-def _replica(replica: ReplicaView, now: float) -> Plain:
-    return {
-        "id": replica.id,
-        "model": replica.model,
-        "profile": replica.profile,
-        "fingerprint": replica.fingerprint,
-        "stale": replica.stale,
-        "state": replica.state,
-        "state_seconds": now - replica.since,
-        "age_seconds": now - replica.created,
-        "reason": replica.reason,
-        "rejected": [_verdict(verdict) for verdict in replica.rejected],
-        "shards": [_shard(shard, now) for _, shard in sorted(replica.shards.items())],
-    }
+def _stays(replica: ReplicaView) -> bool:
+    going = replica.state in ("draining", "stopping", "failed", "gone")
+    return not (going or replica.unwanted or replica.surplus)
 
 
-def _shard(shard: ShardView, now: float) -> Plain:
-    spec = shard.spec
-    return {
-        "rank": spec.rank,
-        "incarnation": spec.incarnation,
-        "node": shard.node_id,
-        "phase": shard.phase,
-        "phase_seconds": now - shard.since,
-        "engine": spec.engine,
-        "host": spec.host,
-        "port": spec.port,
-        "devices": list(spec.devices),
-        "cpu_cores": spec.cpu_cores,
-        "memory_bytes": spec.memory_bytes,
-        "pid": shard.pid,
-        "adopted": shard.adopted,
-        "detail": shard.detail or None,
-        "exit": shard.exit
-        and {
-            "code": shard.exit.code,
-            "message": shard.exit.message,
-            "exit_status": shard.exit.exit_status,
-            "tail": list(shard.exit.tail),
-        },
-    }
-
-
-def _reason(reason: Reason) -> Plain:
-    return {
-        "code": reason.code,
-        "message": reason.message,
-        "needed": reason.needed,
-        "available": reason.available,
-    }
-
-
-def _verdict(verdict: Verdict) -> Plain:
-    return {
-        "profile": verdict.profile,
-        "node": verdict.node_id,
-        "fits": not verdict.reasons,
-        "chosen": verdict.chosen,
-        "reasons": [_reason(reason) for reason in verdict.reasons],
-        "score": [{"term": name, "value": value} for name, value in verdict.score],
-    }
-
-
-def _profile(profile: Profile) -> Plain:
-    return {
-        "name": profile.name,
-        "engine": profile.engine,
-        "source": profile.source,
-        "priority": profile.priority,
-        "gpu_class": profile.gpu_class,
-        "gpus": profile.gpus,
-        "memory_bytes": profile.memory_bytes,
-        "cpu_cores": profile.cpu_cores,
-        "node_selector": dict(profile.node_selector),
-        "context": profile.context,
-        "slots": profile.slots,
-        "startup_timeout": profile.startup_timeout,
-        "fingerprint": profile.fingerprint,
-    }
+def _stored_cordon(tx: Transaction, node_id: str) -> Cordon | None:
+    intent = tx.intents.nodes().get(node_id)
+    return intent.cordon if intent else None

@@ -3,23 +3,23 @@
 import hashlib
 import secrets
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
-from typing import TypeVar
+
+from gevent.lock import RLock
 
 from controlplane.catalog.model import Catalog
 from controlplane.publish.table import Publisher
-from controlplane.services.errors import invalid, not_found, store_unavailable
-from controlplane.services.recovery import once_answered
-from controlplane.store.port import ApiKey, Store, StoreUnavailable
-from controlplane.store.writer import StoreWriter
+from controlplane.services.changes import Asked, Changed, Changes, Principal
+from controlplane.services.errors import Refused, invalid, not_found
+from controlplane.services.moments import moment
+from controlplane.services.recovery import learn_if_uncertain
+from controlplane.store.access import StoreAccess
+from controlplane.store.port import ApiKey, Transaction
 from llmgw.runtime.clock import Clock
 from llmgw.runtime.logs import Logger
-from llmgw.runtime.settings import did_you_mean, parse_duration
+from llmgw.runtime.settings import did_you_mean
 from llmgw.wire.routing import RoutedKey
 
 log = Logger("llmgw.keys")
-
-T = TypeVar("T")
 
 PREFIX = "sk-llmgw-"
 RANDOM_BYTES = 24
@@ -32,20 +32,27 @@ def digest(key: str) -> str:
 
 
 class Keys:
-    """The keys, read from memory; changes go through the store first."""
+    """The keys, read from memory; changes go through the store first.
+
+    What a principal may not see does not exist for it.
+    """
 
     def __init__(
         self,
-        store: StoreWriter,
+        store: StoreAccess,
+        changes: Changes,
+        *,
         publisher: Publisher,
         clock: Clock,
         catalog: Callable[[], Catalog],
         keys: Sequence[ApiKey],
     ) -> None:
         self._store = store
+        self._changes = changes
         self._publisher = publisher
         self._clock = clock
         self._catalog = catalog
+        self._lock = RLock()
         self._keys = {key.id: key for key in keys}
         self._publish()
 
@@ -53,15 +60,36 @@ class Keys:
         """Every key, revoked ones too, oldest first."""
         return tuple(self._keys.values())
 
-    def create(self, name: str, models: Sequence[str] | None, expires: str | None, actor: str) -> tuple[ApiKey, str]:
+    def seen(self, principal: Principal) -> list[ApiKey]:
+        """The keys that the principal may see, oldest first."""
+        return sorted(
+            (key for key in self._keys.values() if principal.sees(key.scope)), key=lambda key: (key.created_at, key.id)
+        )
+
+    def one(self, principal: Principal, key_id: str) -> ApiKey:
+        """One key. Raises ``Refused``."""
+        key = self._keys.get(key_id)
+        if key is None or not principal.sees(key.scope):
+            raise not_found("key", key_id, did_you_mean(key_id, [row.id for row in self.seen(principal)]))
+        return key
+
+    def state(self, key: ApiKey) -> str:
+        """``active``, ``expired`` or ``revoked``."""
+        if key.revoked_at is not None:
+            return "revoked"
+        expired = key.expires_at is not None and key.expires_at <= self._clock.now().timestamp()
+        return "expired" if expired else "active"
+
+    def create(
+        self, asked: Asked, name: str, models: Sequence[str] | None = None, expires: str | None = None, scope: str = ""
+    ) -> tuple[ApiKey, str]:
         """Make a key; the second value is the key itself, which is kept nowhere.
 
         ``expires`` is a duration from now or an ISO 8601 moment with its zone. Raises
         ``Refused``.
         """
         now = self._clock.now()
-        allowed = None if models is None else self._canonical(models)
-        until = None if expires is None else _moment(expires, now)
+        _within(asked.principal, scope)
         text = PREFIX + secrets.token_urlsafe(RANDOM_BYTES)
         key = ApiKey(
             id=f"key-{secrets.token_hex(6)}",
@@ -69,36 +97,51 @@ class Keys:
             shown=text[:SHOWN],
             digest=digest(text),
             created_at=now.timestamp(),
-            created_by=actor,
-            models=allowed,
-            expires_at=until,
+            created_by=asked.actor,
+            models=None if models is None else self._canonical(models),
+            scope=scope,
+            expires_at=None if expires is None else moment("expires", expires, now),
         )
-        self._change(lambda store: store.add_key(key))
-        self._keys[key.id] = key
-        self._publish()
-        log.info("key created", key=key.id, name=name, actor=actor)
-        return key, text
 
-    def revoke(self, key_id: str, actor: str) -> ApiKey:
+        def work(tx: Transaction) -> Changed[ApiKey]:
+            known = [row.path for row in tx.scopes.all()] if scope else []
+            if scope and scope not in known:
+                hint = did_you_mean(scope, known) or ": an administrator makes it with POST /api/v1/scopes"
+                raise invalid("scope", f"there is no scope {scope!r}{hint}")
+            tx.keys.add(key)
+            return Changed(key, "key", key.id, None, plain(key))
+
+        made = self._make(asked, work)
+        log.info("key created", key=key.id, name=name, scope=scope or None, actor=asked.actor)
+        return made, text
+
+    def revoke(self, asked: Asked, key_id: str) -> ApiKey:
         """Revoke a key; routers refuse it within one poll. Raises ``Refused``."""
-        if key_id not in self._keys:
-            raise not_found("key", key_id)
+        self.one(asked.principal, key_id)
         now = self._clock.now().timestamp()
-        revoked = self._change(lambda store: store.revoke_key(key_id, now, actor))
-        if revoked is None:
-            raise not_found("key", key_id)
-        self._keys[key_id] = revoked
-        self._publish()
-        log.info("key revoked", key=key_id, actor=actor)
+
+        def work(tx: Transaction) -> Changed[ApiKey]:
+            before = next((row for row in tx.keys.all() if row.id == key_id), None)
+            asked.expect(before.version if before else None)
+            after = tx.keys.revoke(key_id, now, asked.actor)
+            if before is None or after is None:
+                raise not_found("key", key_id)
+            return Changed(after, "key", key_id, plain(before), plain(after))
+
+        revoked = self._make(asked, work)
+        log.info("key revoked", key=key_id, actor=asked.actor)
         return revoked
 
-    def _change(self, work: Callable[[Store], T]) -> T:
-        try:
-            return self._store.call(work)
-        except StoreUnavailable as error:
-            if error.uncertain:
-                once_answered(self._store, lambda store: store.api_keys(), self._learn)
-            raise store_unavailable(error) from error
+    def _make(self, asked: Asked, work: Callable[[Transaction], Changed[ApiKey]]) -> ApiKey:
+        with self._lock:  # memory changes in the order of the commits
+            try:
+                key = self._changes.make(asked, work)
+            except Refused as error:
+                learn_if_uncertain(error, self._store, lambda tx: tx.keys.all(), self._learn)
+                raise
+            self._keys[key.id] = key
+            self._publish()
+            return key
 
     def _learn(self, keys: Sequence[ApiKey]) -> None:
         """What a commit of unknown outcome did."""
@@ -125,27 +168,19 @@ class Keys:
         )
 
 
-def _moment(text: str, now: datetime) -> float:
-    try:
-        return now.timestamp() + _positive(parse_duration(text))
-    except ValueError:
-        pass
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        raise invalid("expires", "must be a duration such as 30d, or a moment such as 2030-01-31T00:00:00Z") from None
-    if moment.tzinfo is None:
-        raise invalid("expires", "must name its time zone, such as 2030-01-31T00:00:00Z")
-    try:
-        moment = moment.astimezone(UTC)
-    except OverflowError:
-        raise invalid("expires", "must be between the years 1 and 9999") from None
-    if moment <= now:
-        raise invalid("expires", "must be in the future")
-    return moment.timestamp()
+def plain(key: ApiKey) -> dict[str, object]:
+    """A key for the audit: neither the key nor its digest."""
+    return {
+        "name": key.name,
+        "scope": key.scope,
+        "models": None if key.models is None else list(key.models),
+        "expires_at": key.expires_at,
+        "revoked": key.revoked_at is not None,
+    }
 
 
-def _positive(seconds: float) -> float:
-    if seconds <= 0:
-        raise invalid("expires", "must be in the future")
-    return seconds
+def _within(principal: Principal, scope: str) -> None:
+    if principal.reaches(scope):
+        return
+    own = sorted(grant.scope for grant in principal.grants if grant.role == "owner")
+    raise invalid("scope", f"must be one that {principal.user} owns, or beneath it: {', '.join(own)}")

@@ -5,8 +5,9 @@ from typing import TypeVar
 
 import gevent
 
-from controlplane.store.port import Store, StoreUnavailable
-from controlplane.store.writer import StoreWriter
+from controlplane.services.errors import Refused
+from controlplane.store.access import StoreAccess
+from controlplane.store.port import StoreUnavailable, Transaction
 from llmgw.runtime.logs import Logger
 
 log = Logger("llmgw.store")
@@ -17,13 +18,17 @@ PAUSE = 5.0
 T = TypeVar("T")
 
 
-def once_answered(store: StoreWriter, work: Callable[[Store], T], then: Callable[[T], None]) -> None:
-    """Run ``work`` as often as it takes, in the background; hand its result on."""
+def once_answered(store: StoreAccess, work: Callable[[Transaction], T], then: Callable[[T], None]) -> None:
+    """Run ``work`` as often as it takes, in the background; hand its result on.
+
+    It goes through the writer, so that what it reads is read after every commit that had
+    begun.
+    """
 
     def attempt() -> None:
         while True:
             try:
-                result = store.call(work)
+                result = store.write(work)
             except StoreUnavailable as error:
                 log.warning("the store does not answer yet", why=error)
                 gevent.sleep(PAUSE)
@@ -32,3 +37,18 @@ def once_answered(store: StoreWriter, work: Callable[[Store], T], then: Callable
                 return
 
     gevent.spawn(attempt)
+
+
+def uncertain(refused: Refused) -> bool:
+    """Whether the refused change may have been made all the same: its commit had begun."""
+    cause = refused.__cause__
+    return isinstance(cause, StoreUnavailable) and cause.uncertain
+
+
+def learn_if_uncertain(
+    refused: Refused, store: StoreAccess, read: Callable[[Transaction], T], learn: Callable[[T], None]
+) -> None:
+    """If the outcome of the refused change is unknown, read it back once the store
+    answers, and hand it to ``learn``."""
+    if uncertain(refused):
+        once_answered(store, read, learn)

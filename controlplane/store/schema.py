@@ -5,19 +5,26 @@ found wherever it is installed.
 """
 
 import importlib.util
-import sqlite3
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from alembic import command
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from alembic.script.revision import ResolutionError
-from alembic.util import CommandError
-from sqlalchemy import Connection
+from sqlalchemy import Connection, inspect
 
-from controlplane.store.port import StoreError
+from controlplane.store.port import StoreError, StoreUnavailable
+
+
+class Upgraded(Protocol):
+    """What is migrated; see ``database.Backend``."""
+
+    name: str
+
+    def back_up(self, revision: str) -> None:
+        """Copy the database aside."""
+        ...
 
 
 def configuration(connection: Connection | None = None, **attributes: Any) -> Config:
@@ -44,34 +51,46 @@ def current(connection: Connection) -> str | None:
     return MigrationContext.configure(connection).get_current_revision()
 
 
-def migrate(connection: Connection, file: Path) -> None:
-    """Walk the database up to this program's schema, in the caller's transaction.
+def migrate(connection: Connection, database: Upgraded) -> None:
+    """Walk the database up to this program's schema, in the caller's transaction, while no
+    other does.
 
-    A database of an older schema is copied aside first. Raises ``StoreError`` for a
-    schema this program does not know, which a newer one wrote.
+    A database of an older schema is copied aside first. Raises ``StoreError`` for what a
+    newer program wrote, and for what is no store of ours.
     """
-    config = configuration(connection)
     now = current(connection)
-    if now == head():
-        return
-    if now is not None:
-        try:
-            ScriptDirectory.from_config(config).get_revision(now)
-        except (ResolutionError, CommandError) as error:
+    if now is None:
+        tables = sorted(set(inspect(connection).get_table_names()) - {"alembic_version"})
+        if tables:
             raise StoreError(
-                f"{file}: its schema ({now}) is newer than this program's ({head()}): "
-                "run the newer llmgw that wrote it, or restore the backup made before that upgrade"
-            ) from error
-        _back_up(file, now)
-    command.upgrade(config, "head")
+                f"{database.name}: it holds tables of another program ({', '.join(tables[:3])}"
+                f"{', …' if len(tables) > 3 else ''}): give llmgw a database of its own"
+            )
+    elif now == head():
+        return
+    else:
+        _require_known(now, database.name)
+        database.back_up(now)
+    command.upgrade(configuration(connection), "head")
 
 
-def _back_up(file: Path, revision: str) -> None:
-    copy = file.with_name(f"{file.name}.before-{revision}")
-    copy.touch(mode=0o600)
-    source, target = sqlite3.connect(file), sqlite3.connect(copy)
-    try:
-        source.backup(target)
-    finally:
-        target.close()
-        source.close()
+def require_head(connection: Connection, database: Upgraded) -> None:
+    """Raise ``StoreUnavailable`` unless the database is at this program's schema."""
+    now = current(connection)
+    if now != head():
+        raise StoreUnavailable(
+            f"{database.name}: its schema is {now or 'none'} and not {head()}: it was replaced, or is being upgraded; "
+            "restart the control plane if this lasts"
+        )
+
+
+def _require_known(revision: str, name: str) -> None:
+    known = {step.revision for step in ScriptDirectory.from_config(configuration()).walk_revisions()}
+    if revision in known:
+        return
+    if revision.isdigit() and revision > head():
+        raise StoreError(
+            f"{name}: its schema ({revision}) is newer than this program's ({head()}): "
+            "run the newer llmgw that wrote it, or restore the backup made before that upgrade"
+        )
+    raise StoreError(f"{name}: its schema ({revision[:40]}) is none of llmgw's: give llmgw a database of its own")

@@ -1,25 +1,23 @@
-"""The store in one SQLite file: the queries and how the file is opened.
+"""The store in one SQLite file: how it is opened, and what its errors mean.
 
-Blocking, and used by one thread only. WAL with a bounded checkpoint, a full sync at
-every commit, ``BEGIN IMMEDIATE`` so that a transaction never fails half-way for want
-of the write lock.
+WAL with a bounded checkpoint, a full sync at every commit, ``BEGIN IMMEDIATE`` so that a
+writing transaction never fails half-way for want of the write lock.
 """
 
 import sqlite3
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, Row, create_engine, event, func, select
+from sqlalchemy import Connection, Engine, Table, create_engine, event
 from sqlalchemy.dialects.sqlite import insert
-from sqlalchemy.exc import DBAPIError, IntegrityError, ProgrammingError
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import NullPool
 
-from controlplane.events import Cordon
-from controlplane.store.port import ApiKey, StoreError, StoreUnavailable
-from controlplane.store.schema import migrate
-from controlplane.store.tables import api_keys, leadership, node_intents, secrets
+from controlplane.store.database import Failure
+from controlplane.store.port import StoreError, StoreUnavailable
+from controlplane.store.queries.sql import to_json
 
 CHECKPOINT_PAGES = 1000
 """The WAL is folded back after this many pages (4 MiB)."""
@@ -27,135 +25,104 @@ CHECKPOINT_PAGES = 1000
 WAL_LIMIT = 16 * 1024 * 1024
 """Bytes the WAL file is cut to after a checkpoint."""
 
+WATCH_STEPS = 100_000
+"""Steps of SQLite's virtual machine between two looks whether anybody waits: some milliseconds."""
 
-class SqliteStore:
-    """``controlplane.store.port.Store`` over one file, mode 0600.
+_FAILURES = {
+    sqlite3.SQLITE_INTERRUPT: Failure("nobody waited for it any more"),
+    sqlite3.SQLITE_BUSY: Failure("another process keeps it locked"),
+    sqlite3.SQLITE_LOCKED: Failure("another process keeps it locked"),
+    sqlite3.SQLITE_FULL: Failure("the disk is full: make room on it"),
+    sqlite3.SQLITE_IOERR: Failure("the disk failed to read or write (see the kernel's log), or is full", "lost"),
+    sqlite3.SQLITE_READONLY: Failure("it may only be read", "read only"),
+    sqlite3.SQLITE_NOTADB: Failure(
+        "this file is no SQLite database: move it aside to begin with an empty store, or put a backup in its place",
+        "unusable",
+    ),
+    sqlite3.SQLITE_CORRUPT: Failure(
+        "the database is damaged: stop the control plane and restore the newest backup (llmgw store restore)",
+        "unusable",
+    ),
+    sqlite3.SQLITE_CANTOPEN: Failure("the file, or one beside it that SQLite needs, cannot be opened", "unusable"),
+}
+
+
+class Sqlite:
+    """``database.Backend`` over one file, mode 0600.
 
     ``busy_timeout`` is how long a statement waits in seconds while another process
-    holds the database. Raises ``StoreError`` if the file cannot be used.
+    holds the database.
     """
 
     def __init__(self, file: Path, busy_timeout: float = 2.0) -> None:
-        self._file = file
+        self.file = file
+        self.name = str(file)
+        self._busy_timeout = busy_timeout
+        self._identity: tuple[int, int] | None = None
+
+    def engine(self, *, write: bool) -> Engine:
+        """See ``Backend``. Raises ``StoreError`` if the file cannot be used."""
         try:
-            file.touch(mode=0o600, exist_ok=True)
-            file.chmod(0o600)
+            self.file.touch(mode=0o600, exist_ok=True)
+            self.file.chmod(0o600)
         except OSError as error:
-            raise StoreError(f"{file}: cannot be opened: {error.strerror}") from error
+            raise StoreError(f"{self.file}: cannot be opened: {error.strerror}") from error
         engine = create_engine(
-            f"sqlite:///{file}",
+            f"sqlite:///{self.file}",
             poolclass=NullPool,
-            connect_args={"timeout": busy_timeout, "check_same_thread": True},
+            connect_args={"timeout": self._busy_timeout, "check_same_thread": True},
+            hide_parameters=True,
+            json_serializer=to_json,
         )
-        event.listen(engine, "connect", _configure)
-        event.listen(engine, "begin", _begin_immediate)
-        try:
-            self._connection: Connection = engine.connect()
-        except DBAPIError as error:
-            raise StoreError(f"{file}: {_words(error)}") from error
-        try:
-            with self._connection.begin():
-                migrate(self._connection, file)
-        except BaseException as error:
-            self._connection.close()
-            if isinstance(error, DBAPIError):
-                raise StoreError(f"{file}: {_words(error)}") from error
-            raise
-        self.before_commit: Callable[[], None] | None = None
-        self._identity = _identity(file)
+        event.listen(engine, "connect", _configure if write else _configure_reader)
+        event.listen(engine, "begin", _begin_immediate if write else _begin)
+        return engine
 
-    def take_epoch(self, floor: int = 0) -> int:
-        """See the port."""
-        with self._transaction() as connection:
-            stored = connection.scalar(select(func.max(leadership.c.epoch))) or 0
-            epoch = int(max(stored, floor)) + 1
-            _set_epoch(connection, epoch)
-        return epoch
+    def insert(self, table: Table) -> Any:
+        """See ``Backend``."""
+        return insert(table)
 
-    def raise_epoch(self, epoch: int) -> None:
-        """See the port."""
-        with self._transaction() as connection:
-            if (connection.scalar(select(func.max(leadership.c.epoch))) or 0) < epoch:
-                _set_epoch(connection, epoch)
+    def upgrading(self, connection: Connection) -> AbstractContextManager[None]:  # noqa: ARG002 - the port's
+        """See ``Backend``: a writing transaction is alone as it is."""
+        return nullcontext()
 
-    def secret(self, name: str, candidate: bytes, now: float) -> bytes:
-        """See the port."""
-        with self._transaction() as connection:
-            statement = insert(secrets).values(name=name, value=candidate, created_at=now)
-            connection.execute(statement.on_conflict_do_nothing())
-            value = connection.scalar(select(secrets.c.value).where(secrets.c.name == name))
-        return bytes(value or b"")
+    def watch(self, connection: Connection, wanted: Callable[[], bool]) -> None:
+        """See ``Backend``."""
+        driver: Any = connection.connection.driver_connection
+        driver.set_progress_handler(lambda: not wanted(), WATCH_STEPS)
 
-    def api_keys(self) -> tuple[ApiKey, ...]:
-        """See the port."""
-        with self._transaction() as connection:
-            rows = connection.execute(select(api_keys).order_by(api_keys.c.created_at, api_keys.c.id)).all()
-        return tuple(_key(row) for row in rows)
+    def break_off(self, connection: Any) -> None:
+        """See ``Backend``: ``watch`` does, and a disk that hangs cannot be left."""
 
-    def add_key(self, key: ApiKey) -> None:
-        """See the port."""
-        with self._transaction() as connection:
-            connection.execute(
-                insert(api_keys).values(
-                    id=key.id,
-                    name=key.name,
-                    shown=key.shown,
-                    digest=key.digest,
-                    models=None if key.models is None else list(key.models),
-                    created_at=key.created_at,
-                    created_by=key.created_by,
-                    expires_at=key.expires_at,
-                )
-            )
+    def opened(self, connection: Connection, *, write: bool) -> None:  # noqa: ARG002 - the port's
+        """See ``Backend``."""
+        if write or self._identity is None:
+            self._identity = _identity(self.file)
 
-    def revoke_key(self, key_id: str, now: float, actor: str) -> ApiKey | None:
-        """See the port."""
-        with self._transaction() as connection:
-            connection.execute(
-                api_keys.update()
-                .where(api_keys.c.id == key_id, api_keys.c.revoked_at.is_(None))
-                .values(revoked_at=now, revoked_by=actor)
-            )
-            row = connection.execute(select(api_keys).where(api_keys.c.id == key_id)).one_or_none()
-        return None if row is None else _key(row)
-
-    def cordons(self) -> dict[str, Cordon]:
-        """See the port."""
-        with self._transaction() as connection:
-            rows = connection.execute(select(node_intents).where(node_intents.c.cordon_at.is_not(None))).all()
-        return {row.node_id: Cordon(row.cordon_reason or "", row.cordon_actor or "", row.cordon_at) for row in rows}
-
-    def set_cordon(self, node_id: str, cordon: Cordon | None) -> None:
-        """See the port."""
-        values = {
-            "cordon_reason": cordon.reason if cordon else None,
-            "cordon_actor": cordon.actor if cordon else None,
-            "cordon_at": cordon.at if cordon else None,
-        }
-        with self._transaction() as connection:
-            statement = insert(node_intents).values(node_id=node_id, **values)
-            connection.execute(statement.on_conflict_do_update(index_elements=["node_id"], set_=values))
-
-    def close(self) -> None:
-        """See the port."""
-        self._connection.close()
-
-    @contextmanager
-    def _transaction(self) -> Iterator[Connection]:
-        if _identity(self._file) != self._identity:
+    def check(self) -> None:
+        """See ``Backend``: the name still stands for the file that is open."""
+        if _identity(self.file) != self._identity:
             raise StoreUnavailable(
-                f"the store {self._file} was removed or replaced while it was in use, so nothing written now would "
+                f"the store {self.file} was removed or replaced while it was in use, so nothing written now would "
                 "last: put it back, or restart the control plane to begin with what is there"
             )
+
+    def back_up(self, revision: str) -> None:
+        """See ``Backend``: to a file beside it."""
+        copy = self.file.with_name(f"{self.file.name}.before-{revision}")
+        copy.touch(mode=0o600)
+        source, target = sqlite3.connect(self.file), sqlite3.connect(copy)
         try:
-            with self._connection.begin():
-                yield self._connection
-                if self.before_commit is not None:
-                    self.before_commit()
-        except (IntegrityError, ProgrammingError):
-            raise
-        except DBAPIError as error:
-            raise StoreUnavailable(f"the store {self._file} did not take it: {_words(error)}") from error
+            source.backup(target)
+        finally:
+            target.close()
+            source.close()
+
+    def failure(self, error: DBAPIError) -> Failure:
+        """See ``Backend``."""
+        code = getattr(error.orig, "sqlite_errorcode", None)
+        known = None if code is None else _FAILURES.get(code & 0xFF)
+        return known or Failure(str(error.orig))
 
 
 def _identity(file: Path) -> tuple[int, int] | None:
@@ -179,29 +146,14 @@ def _configure(connection: sqlite3.Connection, _record: object) -> None:
         connection.execute(f"PRAGMA {pragma}")
 
 
-def _set_epoch(connection: Connection, epoch: int) -> None:
-    statement = insert(leadership).values(id=1, epoch=epoch)
-    connection.execute(statement.on_conflict_do_update(index_elements=["id"], set_={"epoch": epoch}))
+def _configure_reader(connection: sqlite3.Connection, _record: object) -> None:
+    connection.isolation_level = None
+    connection.execute("PRAGMA query_only = ON")
 
 
 def _begin_immediate(connection: Connection) -> None:
     connection.exec_driver_sql("BEGIN IMMEDIATE")
 
 
-def _key(row: Row[Any]) -> ApiKey:
-    return ApiKey(
-        id=row.id,
-        name=row.name,
-        shown=row.shown,
-        digest=row.digest,
-        created_at=row.created_at,
-        created_by=row.created_by,
-        models=None if row.models is None else tuple(row.models),
-        expires_at=row.expires_at,
-        revoked_at=row.revoked_at,
-        revoked_by=row.revoked_by,
-    )
-
-
-def _words(error: DBAPIError) -> str:
-    return str(error.orig) if error.orig is not None else str(error)
+def _begin(connection: Connection) -> None:
+    connection.exec_driver_sql("BEGIN")

@@ -6,60 +6,60 @@ their command is used: a part must not find ``ssl`` or ``requests`` loaded alrea
 """
 
 import errno
-import importlib
 from typing import Any
 
 import click
 
 from llmgw import __version__
+from llmgw.cli.groups import Group, nearest
 from llmgw.cli.output import clean, give_up, prepare
 
-_COMMANDS = {
+COMMANDS = {
+    "status": ("llmgw.cli.ctl.status", "status"),
+    "ctl": ("llmgw.cli.ctl", "ctl"),
+    "keys": ("llmgw.cli.keys", "keys"),
+    "stop": ("llmgw.cli.serving", "stop"),
+    "start": ("llmgw.cli.serving", "start"),
+    "init": ("llmgw.cli.parts", "init"),
+    "store": ("llmgw.cli.parts", "store"),
     "server": ("llmgw.cli.parts", "server"),
     "router": ("llmgw.cli.parts", "router"),
     "agent": ("llmgw.cli.parts", "agent"),
     "sim-engine": ("llmgw.cli.parts", "sim_engine"),
-    "keys": ("llmgw.cli.keys", "keys"),
-    "ctl": ("llmgw.cli.ctl", "ctl"),
+    "completion": ("llmgw.cli.completion", "completion"),
 }
+
+INTERRUPTED = 130
+"""Exit status after Ctrl-C, as shells have it."""
 
 
 class _Unreadable(click.ClickException):
     exit_code = 3
 
 
-class _Lazy(click.Group):
-    """A group whose commands are imported when asked for, in the order given."""
+class _Main(Group):
+    """The whole command. Whatever it meets is told in words."""
 
-    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
-        """Names of the commands."""
-        return list(_COMMANDS)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
-        """The command of that name."""
-        if cmd_name not in _COMMANDS:
-            return None
-        module, name = _COMMANDS[cmd_name]
-        command = getattr(importlib.import_module(module), name)
-        return command if isinstance(command, click.Command) else None
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """The command that was meant; one of ``ctl`` that was typed without it is named."""
-        try:
-            return super().resolve_command(ctx, args)
-        except click.UsageError as error:
-            ctl = self.get_command(ctx, "ctl")
-            if isinstance(ctl, click.Group) and args and args[0] in ctl.commands:
-                raise click.UsageError(f"No such command {args[0]!r}. Did you mean 'ctl {args[0]}'?", ctx) from error
-            raise
+    def meant(self, ctx: click.Context, word: str) -> str | None:
+        """The nearest command; one of ``ctl`` that was typed without it is named."""
+        ctl = self.get_command(ctx, "ctl")
+        under = ctl.list_commands(ctx) if isinstance(ctl, click.Group) else []
+        if word in under:
+            return f"ctl {word}"
+        found = nearest(word, [*self.list_commands(ctx), *under])
+        return found if found is None or found in self.lazy else f"ctl {found}"
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command. Whatever it meets is told in words."""
+        """Run the command."""
         prepare()
         try:
             return super().invoke(ctx)
+        except KeyboardInterrupt:
+            ctx.exit(INTERRUPTED)
+        except click.Abort as error:  # of a question: Ctrl-C, or the end of the input
+            interrupted = isinstance(error.__context__, KeyboardInterrupt)
+            click.echo(err=True)
+            ctx.exit(INTERRUPTED if interrupted else 1)
         except OSError as error:
             give_up()
             if error.errno == errno.EPIPE:
@@ -72,14 +72,18 @@ class _Lazy(click.Group):
             ) from error
 
 
-@click.command(
-    cls=_Lazy,
+@click.group(
+    cls=_Main,
+    lazy=COMMANDS,
     context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="\b\nExample:\n  llmgw ctl status",
+    epilog="\b\nExample:\n  llmgw status\n\n\b\nExit status: 0 done; 1 refused; 2 wrong usage; 3 no API answers;\n"
+    "4 not allowed, or not known who asks; 130 Ctrl-C.",
 )
 @click.version_option(__version__, message="llmgw %(version)s")
 @click.option("--api", metavar="URL", envvar="LLMGW_API", help="Admin API of the control plane; beats LLMGW_API.")
+@click.option("--token-file", metavar="FILE", help="File with your token for it; beats LLMGW_TOKEN_FILE.")
+@click.option("--ca", metavar="FILE", help="Certificate authority of an https:// API; beats LLMGW_CA.")
 @click.pass_context
-def main(context: click.Context, api: str | None) -> None:
+def main(context: click.Context, api: str | None, token_file: str | None, ca: str | None) -> None:
     """Serve large language models on your own machines behind one OpenAI-compatible address."""
-    context.obj = {"api": api}
+    context.obj = {"api": api, "token_file": token_file, "ca": ca}

@@ -1,36 +1,87 @@
 """The admin API's client. ``requests`` is loaded here and nowhere else in the command.
 
 Exit status: 1 the API refused, 2 wrong usage, 3 the API does not answer, or what
-answers is not the API.
+answers is not the API, 4 it does not know who asks, or does not let them.
 """
 
 import json
 import os
 import pwd
 import re
-from typing import Any
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from typing import Any, NamedTuple, NoReturn
 from urllib.parse import quote, urlsplit
 
 import click
 
 from llmgw import __version__
+from llmgw.cli.credentials import WAYS, Credential, find
 from llmgw.cli.output import clean
 
 DEFAULT_API = "http://127.0.0.1:7000"
 MAX_ANSWER = 256 * 1024 * 1024
-CONNECT, READ = 5.0, 60.0
+CONNECT, READ, WHOLE = 5.0, 60.0, 300.0
+"""Seconds to connect, between two pieces of an answer, and for the whole of it."""
+
+MAX_EVENT = 4 * 1024 * 1024
+PIECE = 64 * 1024
+SLOW = 1.0
+"""Seconds after which the pages of a long list are counted aloud."""
+
+PAGE = 1000
+"""Entries of a page, where a number of entries is asked for."""
+
+MAX_PAGES = 100_000
+
+_API_WAY = re.compile(r": (send a token as|an administrator can change that with) ")
+"""Where the API tells programs how to get in; people are told the command."""
 
 
 class Refused(click.ClickException):
-    """The API said no."""
+    """The API said no. ``faults`` are path and message of each fault."""
 
     exit_code = 1
+
+    def __init__(self, message: str, code: str = "", faults: tuple[tuple[str, str], ...] = ()) -> None:
+        super().__init__(message)
+        self.code = code
+        self.faults = faults
+
+
+class Denied(Refused):
+    """The API does not know who asks, or does not let them."""
+
+    exit_code = 4
 
 
 class Unreachable(click.ClickException):
     """There is no API there."""
 
     exit_code = 3
+
+
+class Answer(NamedTuple):
+    """An answer's JSON, and its ETag if it has one."""
+
+    body: dict[str, Any]
+    tag: str | None = None
+
+
+class Sent(NamedTuple):
+    """A server-sent event. ``last`` is the id to go on after."""
+
+    last: str
+    kind: str
+    data: str
+
+
+class _Reply(NamedTuple):
+    status: int
+    headers: Any
+    content: bytes
 
 
 def actor() -> str:
@@ -50,67 +101,224 @@ def segment(name: str) -> str:
 
 
 class Client:
-    """Asks the API at ``url``. Every failure is a ``ClickException`` in plain words."""
+    """Asks the API at ``url``. Every failure is a ``ClickException`` in plain words.
 
-    def __init__(self, url: str) -> None:
+    ``ca`` is a file of certificates that are trusted instead of the system's. With
+    ``within`` all of it may take so many seconds, and nothing is said aloud.
+    """
+
+    def __init__(
+        self, url: str, token_file: str | None = None, ca: str | None = None, within: float | None = None
+    ) -> None:
         text = url if "://" in url else f"http://{url}"
         try:
             parts = urlsplit(text)
             valid = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
         except ValueError:
             valid = False
-        if not valid:
-            raise click.UsageError(f"--api {url!r} is not an address such as {DEFAULT_API}")
+        if not valid or parts.username is not None or parts.query or parts.fragment:
+            shown = re.sub(r"//[^/@]*@", "//…@", url)  # what stands there may be a password
+            raise click.UsageError(f"--api {shown!r} is not an address such as {DEFAULT_API}")
+        if ca is not None and not os.access(ca, os.R_OK):
+            raise click.UsageError(f"--ca {ca!r} cannot be read: is it the file of the certificate authority?")
         self.url = text.rstrip("/")
+        self._ca = ca
+        self._credential: Credential = find(token_file, self.url, quiet=within is not None)
+        self._until = None if within is None else time.monotonic() + within
+        self._session: Any = None
+
+    # ------------------------------------------------------------ asking
 
     def get(self, path: str, expect: str, **query: Any) -> dict[str, Any]:
         """Read a resource, whose answer has the field ``expect``."""
-        return self._ask("GET", path, expect, query=query)
+        return self.read(path, expect, **query).body
 
-    def send(self, method: str, path: str, expect: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Change a resource."""
-        return self._ask(method, path, expect, body=body or {})
+    def read(self, path: str, expect: str, **query: Any) -> Answer:
+        """The same with its ETag, for a change of just this version."""
+        reply = self._ask("GET", path, query=query)
+        return Answer(self._parsed(reply, expect), reply.headers.get("ETag"))
 
-    def _ask(
+    def all(self, path: str, field: str, limit: int | None = None, **query: Any) -> dict[str, Any]:
+        """A list, whole: every page of it, or the first ``limit`` entries."""
+        whole: dict[str, Any] = {}
+        cursor: str | None = None
+        seen: set[str] = set()
+        began, told = time.monotonic(), False
+        try:
+            while True:
+                wanted = None if limit is None else min(PAGE, limit - len(whole.get(field, ())))
+                page = self.get(path, field, cursor=cursor, limit=wanted, **query)
+                if not isinstance(page[field], list):
+                    raise ValueError(f"{field} is not a list")
+                if whole:
+                    whole[field] += page[field]
+                else:
+                    whole = page
+                cursor = page.pop("next", None)
+                if cursor is None or (limit is not None and len(whole[field]) >= limit):
+                    break
+                if not isinstance(cursor, str) or cursor in seen or len(seen) >= MAX_PAGES:
+                    raise Unreachable(f"{self.url} answered with pages that do not end: check --api or LLMGW_API")
+                seen.add(cursor)
+                if time.monotonic() - began > SLOW and sys.stderr.isatty() and self._until is None:
+                    sys.stderr.write(f"\r{len(whole[field])} {clean(field)} read … ")
+                    sys.stderr.flush()
+                    told = True
+        finally:
+            if told:
+                sys.stderr.write("\r\x1b[K")
+        if limit is not None:
+            whole[field] = whole[field][:limit]
+        return whole
+
+    def send(
         self,
         method: str,
         path: str,
         expect: str,
-        body: dict[str, Any] | None = None,
+        body: Any = None,
+        *,
+        match: str | None = None,
         query: dict[str, Any] | None = None,
     ) -> dict[str, Any]:
-        import requests  # noqa: PLC0415 - not before a part had the chance to start
-        from urllib3.exceptions import HTTPError  # noqa: PLC0415
-        from urllib3.exceptions import TimeoutError as Late  # noqa: PLC0415
+        """Change a resource; with ``match`` (an ETag) only if it is still that version."""
+        return self._parsed(
+            self._ask(method, path, query=query, body={} if body is None else body, match=match), expect
+        )
 
-        session = requests.Session()
-        session.trust_env = False  # neither proxies nor .netrc belong between us and the API
-        headers = {"Accept": "application/json", "User-Agent": f"llmgw/{__version__}", "Llmgw-Actor": actor()}
+    def text(self, path: str, kind: str, **query: Any) -> str:
+        """A resource in another form than JSON, such as ``text/csv``."""
+        reply = self._ask("GET", path, query=query, accept=kind)
+        if reply.status >= 300 or not reply.headers.get("Content-Type", "").startswith(kind):
+            self._parsed(reply, "")
+            raise Unreachable(f"{self.url} did not answer with {kind}: is it of version {__version__}?")
+        return reply.content.decode(errors="replace")
+
+    def events(self, path: str, last: str | None = None, **query: Any) -> Iterator[Sent]:
+        """Server-sent events until the connection ends. Raises ``Unreachable`` when it breaks."""
+        headers = {"Last-Event-ID": last} if last else {}
         try:
-            with session.request(
+            with self._open("GET", path, query=query, accept="text/event-stream", extra=headers) as answer:
+                kind = answer.headers.get("Content-Type", "")
+                if answer.status_code != 200 or not kind.startswith("text/event-stream"):
+                    self._parsed(_Reply(answer.status_code, answer.headers, self._content(answer)), "")
+                    raise Unreachable(f"{self.url} sends no events: is it of version {__version__}?")
+                yield from _sse(self._pieces(answer, None))
+        except _Broken as error:
+            self._away(error.cause)
+
+    # ------------------------------------------------------------ the connection
+
+    def _ask(self, method: str, path: str, **options: Any) -> _Reply:
+        """One request; a broken connection is tried once more. The Idempotency-Key keeps
+        a change that was carried out all the same from being made twice."""
+        extra = {} if method == "GET" else {"Idempotency-Key": str(uuid.uuid4())}
+        for again in (True, False):
+            try:
+                with self._open(method, path, extra=extra, **options) as answer:
+                    return _Reply(answer.status_code, answer.headers, self._content(answer))
+            except _Broken as error:
+                if not again:
+                    self._away(error.cause)
+        raise AssertionError  # pragma: no cover - the loop returns or raises
+
+    def _open(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: dict[str, Any] | None = None,
+        body: Any = None,
+        match: str | None = None,
+        accept: str = "application/json",
+        extra: dict[str, str] | None = None,
+    ) -> Any:
+        import requests  # noqa: PLC0415 - not before a part had the chance to start
+
+        if self._session is None:
+            self._session = requests.Session()
+            self._session.trust_env = False  # neither proxies nor .netrc belong between us and the API
+            if self._ca is not None:
+                self._session.verify = self._ca
+        headers = {"Accept": accept, "User-Agent": f"llmgw/{__version__}", "Llmgw-Actor": actor(), **(extra or {})}
+        if self._credential.token:
+            headers["Authorization"] = f"Bearer {self._credential.token}"
+        if match is not None:
+            headers["If-Match"] = match
+        try:
+            return self._session.request(
                 method,
                 f"{self.url}/api/v1/{path}",
                 json=body,
                 params={name: value for name, value in (query or {}).items() if value is not None},
                 headers=headers,
-                timeout=(CONNECT, READ),
+                timeout=(self._at_most(CONNECT), self._at_most(READ)),
                 allow_redirects=False,
                 stream=True,
-            ) as answer:
-                content = answer.raw.read(MAX_ANSWER + 1, decode_content=True)
-                status, kind = answer.status_code, answer.headers.get("Content-Type", "")
-        except (requests.exceptions.Timeout, Late) as error:
-            raise Unreachable(f"the API at {self.url} does not answer in time") from error
-        except (requests.exceptions.RequestException, HTTPError, OSError, ValueError) as error:
-            raise Unreachable(
-                f"the API at {self.url} does not answer ({_reason(error)}): is the control plane running there? "
-                "Start it with: llmgw server. Another address is given by --api or LLMGW_API"
-            ) from error
-        if len(content) > MAX_ANSWER:
-            raise Unreachable(f"the answer of {self.url} is larger than {MAX_ANSWER} bytes")
-        return self._read(content, status, kind, expect)
+            )
+        except (requests.exceptions.RequestException, OSError, ValueError) as error:
+            self._failed(error)
 
-    def _read(self, content: bytes, status: int, kind: str, expect: str) -> dict[str, Any]:
+    def _at_most(self, seconds: float) -> float:
+        """Seconds that the next step may take. Raises ``Unreachable`` if none are left."""
+        if self._until is None:
+            return seconds
+        left = self._until - time.monotonic()
+        if left <= 0:
+            raise Unreachable(f"the API at {self.url} does not answer in time")
+        return min(seconds, left)
+
+    def _content(self, answer: Any) -> bytes:
+        content = bytearray()
+        for piece in self._pieces(answer, time.monotonic() + self._at_most(WHOLE)):
+            content += piece
+            if len(content) > MAX_ANSWER:
+                raise Unreachable(f"the answer of {self.url} is larger than {MAX_ANSWER} bytes")
+        return bytes(content)
+
+    def _pieces(self, answer: Any, until: float | None) -> Iterator[bytes]:
+        """What comes, as it comes: a peer that sends a byte now and then is not waited for."""
+        from urllib3.exceptions import HTTPError  # noqa: PLC0415 - as above
+
+        try:
+            while piece := answer.raw.read1(PIECE, decode_content=True):
+                yield piece
+                if until is not None and time.monotonic() > until:
+                    raise Unreachable(f"the API at {self.url} does not answer in time")
+        except (HTTPError, OSError, ValueError) as error:
+            self._failed(error)
+
+    def _failed(self, error: Exception) -> NoReturn:
+        import requests  # noqa: PLC0415 - as above
+        from urllib3.exceptions import TimeoutError as Late  # noqa: PLC0415
+
+        words = str(error)
+        if isinstance(error, requests.exceptions.SSLError) or "SSL" in words:
+            raise Unreachable(_tls(self.url, words)) from error
+        if isinstance(error, requests.exceptions.Timeout | Late | TimeoutError):
+            raise Unreachable(f"the API at {self.url} does not answer in time") from error
+        if re.search(r"reset|aborted|broken|disconnected|closed|IncompleteRead", words, re.IGNORECASE):
+            raise _Broken(error) from error
+        self._away(error)
+
+    def _away(self, error: Exception) -> NoReturn:
+        raise Unreachable(
+            f"the API at {self.url} does not answer ({_reason(error)}): is the control plane running there? "
+            "Start it with: llmgw server. Another address is given by --api or LLMGW_API"
+        ) from error
+
+    # ------------------------------------------------------------ the answer
+
+    def _parsed(self, reply: _Reply, expect: str) -> dict[str, Any]:
+        status, kind, content = reply.status, reply.headers.get("Content-Type", ""), reply.content
+        if 300 <= status < 400:
+            where = clean(reply.headers.get("Location", "nowhere"))[:200]
+            raise Unreachable(
+                f"{self.url} sends elsewhere (status {status}, to {where}), as a login page or a proxy does, not the "
+                "admin API: check --api or LLMGW_API"
+            )
+        if status == 204 and not expect:
+            return {}
         try:
             parsed = json.loads(content, parse_constant=_no_number)
         except (ValueError, RecursionError):
@@ -119,40 +327,105 @@ class Client:
             what = (
                 "a web page"
                 if "html" in kind or content.lstrip()[:1] == b"<"
-                else f"something else ({clean(kind or 'no type')})"
+                else f"something else ({clean(kind or 'no type')[:100]})"
             )
             raise Unreachable(
                 f"{self.url} answered with {what} (status {status}), not as the admin API: check --api or LLMGW_API"
             )
         if status >= 400 and isinstance(parsed.get("code"), str) and isinstance(parsed.get("message"), str):
-            raise Refused(_refusal(parsed))
-        if status >= 300 or expect not in parsed:
+            raise self._refusal(status, parsed)
+        if status >= 300 or (expect and expect not in parsed):
             raise Unreachable(
                 f"{self.url} answered (status {status}), but not as a control plane of this version does: "
                 "check --api or LLMGW_API"
             )
         return parsed
 
+    def _refusal(self, status: int, body: dict[str, Any]) -> Refused:
+        lines = [_API_WAY.split(clean(body["message"]), maxsplit=1)[0]]
+        listed = body.get("faults")
+        faults = tuple(
+            (clean(fault.get("path") or ""), clean(fault.get("message")))
+            for fault in (listed if isinstance(listed, list) else ())
+            if isinstance(fault, dict)
+        )
+        lines += [f"  {path}: {message}" if path else f"  {message}" for path, message in faults]
+        code = clean(body["code"])
+        if status == 401:
+            lines.append(
+                f"The token of {self._credential.origin} is not accepted here: it may be revoked, expired, or of "
+                f"another control plane; {WAYS}"
+                if self._credential.token
+                else f"No token was found: {WAYS}"
+            )
+        elif status == 403 and code == "forbidden":
+            lines.append(
+                "Who you are and what you may do: llmgw ctl whoami. An administrator can change it with: "
+                "llmgw ctl user set"
+            )
+        elif status == 412:
+            lines.append("Nothing was changed. Look at it again, then repeat the command.")
+        lines.append(f"({code}, request {clean(body.get('request_id', '-'))})")
+        return (Denied if status in (401, 403) else Refused)("\n".join(lines), code, faults)
+
+
+class _Broken(Exception):
+    """The connection ended before the answer did."""
+
+    def __init__(self, cause: Exception) -> None:
+        super().__init__(str(cause))
+        self.cause = cause
+
+
+def _sse(pieces: Iterator[bytes]) -> Iterator[Sent]:
+    """Server-sent events, as the HTML standard reads them."""
+    rest = b""
+    last, kind = "", ""
+    data: list[str] = []
+    for piece in pieces:
+        rest += piece
+        *lines, rest = re.split(rb"\r\n|\n|\r(?!\Z)", rest)
+        if len(rest) + sum(map(len, data)) > MAX_EVENT:
+            raise Unreachable(f"an event is larger than {MAX_EVENT} bytes")
+        for line in lines:
+            field, _, value = line.decode(errors="replace").partition(":")
+            value = value.removeprefix(" ")
+            if not line:
+                if data:
+                    yield Sent(last, kind, "\n".join(data))
+                kind, data = "", []
+            elif field == "data":
+                data.append(value)
+            elif field == "event":
+                kind = value
+            elif field == "id":
+                last = value
+
 
 def _no_number(word: str) -> float:
     raise ValueError(f"{word} is not JSON")
 
 
-def _refusal(body: dict[str, Any]) -> str:
-    lines = [clean(body["message"])]
-    faults = body.get("faults")
-    for fault in faults if isinstance(faults, list) else ():
-        if isinstance(fault, dict):
-            path, message = fault.get("path"), fault.get("message")
-            lines.append(clean(f"  {path}: {message}" if path else f"  {message}"))
-    lines.append(clean(f"({body['code']}, request {body.get('request_id', '-')})"))
-    return "\n".join(lines)
+def _tls(url: str, words: str) -> str:
+    if "WRONG_VERSION_NUMBER" in words or "record layer" in words or "HTTP_REQUEST" in words:
+        return f"{url} does not speak TLS: is it http:// there?"
+    if "mismatch" in words or "doesn't match" in words or "not valid for" in words:
+        return f"the certificate of {url} is for another name: use the name that it was made for"
+    if "self-signed" in words or "unable to get" in words or "CERTIFICATE_VERIFY_FAILED" in words:
+        return (
+            f"the certificate of {url} is not signed by an authority that this machine trusts: name yours with "
+            "--ca FILE or LLMGW_CA"
+        )
+    if "No such file" in words or "invalid path" in words or "NO_CERTIFICATE" in words or "PEM" in words:
+        return "the file of --ca holds no certificate in PEM"
+    return f"no secure connection to {url} comes about ({clean(words)[:200]})"
 
 
 def _reason(error: Exception) -> str:
-    match = re.search(r"\[Errno \d+\] ([A-Za-z ]+)", str(error))
+    words = str(error)
+    match = re.search(r"\[Errno \d+\] ([A-Za-z ]+)", words)
     if match:
         return match[1].strip().lower()
-    return (
-        "the connection broke" if "reset" in str(error).lower() or "aborted" in str(error).lower() else "no connection"
-    )
+    if re.search(r"reset|aborted|broken|disconnected|closed", words, re.IGNORECASE):
+        return "the connection broke"
+    return "no connection"

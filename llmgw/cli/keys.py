@@ -6,11 +6,14 @@ from typing import Any
 import click
 
 from llmgw.cli.client import Client, segment
+from llmgw.cli.ctl.people import shown_once
+from llmgw.cli.groups import Group
 from llmgw.cli.options import api, example, output
-from llmgw.cli.output import clean, plain, table
+from llmgw.cli.output import clean, console, day, plain, say
+from llmgw.cli.tables import table
 
 
-@click.group(epilog=example("llmgw keys create my-team --expires 90d"))
+@click.group(cls=Group, epilog=example("llmgw keys create my-team --expires 90d"))
 def keys() -> None:
     """API keys of clients."""
 
@@ -18,7 +21,7 @@ def keys() -> None:
 @keys.command(
     epilog=example(
         "llmgw keys create my-team",
-        "llmgw keys create ci --model smollm2-135m --expires 30d",
+        "llmgw keys create ci --scope acme/ml --model smollm2-135m --expires 30d",
         "KEY=$(llmgw keys create me)",
     )
 )
@@ -26,10 +29,13 @@ def keys() -> None:
 @click.option(
     "--model", "models", multiple=True, metavar="NAME", help="Only this model; may be repeated. Default: all."
 )
+@click.option("--scope", metavar="PATH", help="Scope it belongs to, such as acme/ml. Default: none.")
 @click.option("--expires", metavar="WHEN", help="After a time such as 30d, or at 2030-01-31T00:00:00Z. Default: never.")
 @output
 @api
-def create(client: Client, name: str, models: tuple[str, ...], expires: str | None, form: str) -> None:
+def create(
+    client: Client, name: str, *, models: tuple[str, ...], scope: str | None, expires: str | None, form: str
+) -> None:
     """Make a key. It is shown this once: the control plane keeps only a digest.
 
     The key alone goes to standard output, so that it can be captured.
@@ -37,44 +43,67 @@ def create(client: Client, name: str, models: tuple[str, ...], expires: str | No
     body: dict[str, Any] = {"name": name}
     if models:
         body["models"] = list(models)
+    if scope:
+        body["scope"] = scope
     if expires:
         body["expires"] = expires
-    made = client.send("POST", "keys", "key", body)
+    made = client.send("POST", "keys", "id", body)
+    secret = shown_once(made, "key", f"llmgw keys revoke {clean(made['id'])}")
     if plain(made, form):
         return
     allowed = ", ".join(made["models"]) if made.get("models") else "all models"
     where = "" if sys.stdout.isatty() else ", on standard output"
     words = f"{made['id']} for {allowed}, expires {made.get('expires_at', 'never')}. Shown this once{where}:"
     click.echo(clean(words), err=True)
-    click.echo(made["key"])
+    click.echo(secret)
 
 
-@keys.command("list", epilog=example("llmgw keys list", "llmgw keys list -o json"))
+@keys.command("list", epilog=example("llmgw keys list", "llmgw keys list --scope acme", "llmgw keys list -o json"))
+@click.option("--scope", metavar="PATH", help="Only keys of this scope and all beneath it.")
 @output
 @api
-def list_keys(client: Client, form: str) -> None:
+def list_keys(client: Client, scope: str | None, form: str) -> None:
     """List every key, revoked ones too."""
-    answer = client.get("keys", "keys")
+    answer = client.all("keys", "keys", scope=scope)
     if plain(answer, form):
         return
     wide = form == "wide"
     table(
-        ["ID", "name", "STATE", "BEGINS", "models", "CREATED", "EXPIRES", *(["created by", "REVOKED"] if wide else [])],
+        [
+            *("ID", "NAME", "STATE", "BEGINS", "scope", "CREATED", "EXPIRES", "models"),
+            *(["created by", "REVOKED"] if wide else []),
+        ],
         [
             [
                 key["id"],
                 key["name"],
                 key["state"],
                 key["shown"],
+                key.get("scope", ""),
+                day(key["created_at"]),
+                day(key.get("expires_at"), "never"),
                 ", ".join(key["models"]) if "models" in key else "all",
-                key["created_at"][:10],
-                key.get("expires_at", "never")[:10],
-                *([key["created_by"], key.get("revoked_at")] if wide else []),
+                *([key["created_by"], day(key.get("revoked_at"))] if wide else []),
             ]
             for key in answer["keys"]
         ],
-        "There are no keys. Make one: llmgw keys create NAME",
+        "No key matches." if scope else "There are no keys. Make one: llmgw keys create NAME",
+        console(),
     )
+
+
+@keys.command("show", epilog=example("llmgw keys show key-1a2b3c4d5e6f"))
+@click.argument("key_id", metavar="ID")
+@output
+@api
+def show_key(client: Client, key_id: str, form: str) -> None:
+    """Show a key: what it is good for, and who made it."""
+    key = client.get(f"keys/{segment(key_id)}", "id")
+    if plain(key, form):
+        return
+    allowed = ", ".join(key["models"]) if "models" in key else "all models"
+    say(f"{key['id']} ({key['name']}) is {key['state']}: {allowed}, expires {day(key.get('expires_at'), 'never')}")
+    say(f"scope {key.get('scope') or 'none'}; made {day(key['created_at'])} by {key['created_by']}")
 
 
 @keys.command(epilog=example("llmgw keys revoke key-1a2b3c4d5e6f"))
@@ -85,4 +114,4 @@ def revoke(client: Client, key_id: str, form: str) -> None:
     """Revoke a key: routers refuse it within seconds."""
     revoked = client.send("DELETE", f"keys/{segment(key_id)}", "id")
     if not plain(revoked, form):
-        click.echo(f"{clean(revoked['id'])} ({clean(revoked['name'])}) is revoked")
+        say(f"{revoked['id']} ({revoked['name']}) is revoked")

@@ -1,6 +1,10 @@
 """Options that many commands share."""
 
+import os
+import sys
 from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
@@ -10,22 +14,47 @@ from llmgw.cli.client import DEFAULT_API, Client
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 FORMATS = ("table", "wide", "json", "yaml")
+EVERY = 2.0
+"""Seconds between two looks of ``--watch``."""
+
+MAX_EVERY = 3600.0
+EXAMPLE = 74
+"""Longest line of an example."""
 
 
-def _client(context: click.Context, _parameter: click.Parameter, value: str | None) -> Client:
+def connection(command: Command) -> Command:
+    """Where the API is and how it is asked: three options, left in the context."""
+    for option in (
+        click.option("--ca", metavar="FILE", help="Certificate authority of an https:// API."),
+        click.option("--token-file", metavar="FILE", help="File with your token; beats LLMGW_TOKEN_FILE."),
+        click.option("--api", metavar="URL", help=f"Admin API (default {DEFAULT_API}, or LLMGW_API)."),
+    ):
+        command = option(command)
+    return command
+
+
+def connect(
+    context: click.Context, api: str | None, token_file: str | None, ca: str | None, within: float | None = None
+) -> Client:
+    """The client that these options ask for; those of ``llmgw`` itself come after them."""
     outer = context.find_root().obj or {}
-    return Client(value or outer.get("api") or DEFAULT_API)
+    return Client(
+        api or outer.get("api") or os.environ.get("LLMGW_API") or DEFAULT_API,
+        token_file or outer.get("token_file"),
+        ca or outer.get("ca") or os.environ.get("LLMGW_CA") or None,
+        within,
+    )
 
 
 def api(command: Command) -> Command:
-    """``--api``: the command gets a ``client``."""
-    return click.option(
-        "--api",
-        "client",
-        metavar="URL",
-        callback=_client,
-        help=f"Admin API of the control plane (default {DEFAULT_API}, or LLMGW_API).",
-    )(command)
+    """``--api``, ``--token-file``, ``--ca``: the command gets a ``client``."""
+
+    @wraps(command)
+    def connected(*args: Any, api: str | None, token_file: str | None, ca: str | None, **options: Any) -> Any:
+        client = connect(click.get_current_context(), api, token_file, ca)
+        return command(*args, client=client, **options)
+
+    return connection(connected)  # type: ignore[return-value]
 
 
 def output(command: Command) -> Command:
@@ -41,6 +70,69 @@ def output(command: Command) -> Command:
     )(command)
 
 
+def _seconds(_context: click.Context, _parameter: click.Parameter, value: str | None) -> float | None:
+    if value is None:
+        return None
+    try:
+        seconds = float(value)
+    except ValueError:
+        seconds = 0.0
+    if not 0.1 <= seconds <= MAX_EVERY:
+        raise click.BadParameter(f"{value!r} is not a number of seconds from 0.1 to {MAX_EVERY:g}: write --watch last")
+    return seconds
+
+
+def watch(command: Command) -> Command:
+    """``--watch``: the command gets ``watch``, seconds or ``None``."""
+    return click.option(
+        "-w",
+        "--watch",
+        "watch",
+        callback=_seconds,
+        is_flag=False,
+        flag_value=str(EVERY),
+        metavar="[SECONDS]",
+        help=f"Show it again whenever it changes, until Ctrl-C; looks every {EVERY:g} s.",
+    )(command)
+
+
+def yes(command: Command) -> Command:
+    """``--yes``: the command gets ``yes``."""
+    return click.option("-y", "--yes", is_flag=True, help="Do not ask.")(command)
+
+
+def confirm(question: str, yes: bool) -> None:
+    """Ask a person at a terminal; a script is taken at its word. Ends the command if the
+    answer is no."""
+    if yes or not sys.stdin.isatty():
+        return
+    if not click.confirm(question, err=True):
+        raise click.ClickException("nothing was changed")
+
+
+def file_or_stdin(name: str) -> str:
+    """The text of a file, or of standard input for ``-``. Raises ``ClickException``."""
+    try:
+        if name == "-":
+            return sys.stdin.read()
+        return Path(name).read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        what = getattr(error, "strerror", None) or "it is not text in UTF-8"
+        raise click.UsageError(f"cannot read {name}: {what}") from error
+
+
 def example(*lines: str) -> str:
-    """The end of a command's help."""
-    return "\b\nExample:\n" + "\n".join(f"  {line}" for line in lines)
+    """The end of a command's help. Lines longer than a terminal are continued."""
+    return "\b\nExample:\n" + "\n".join(f"  {_continued(line)}" for line in lines)
+
+
+def _continued(line: str) -> str:
+    """A command over several lines, as a shell takes it."""
+    done, rest = [], line
+    while len(rest) > EXAMPLE:
+        cut = rest.rfind(" -", 0, EXAMPLE)
+        if cut <= 0:
+            break
+        done.append(rest[:cut] + " \\")
+        rest = "    " + rest[cut + 1 :]
+    return "\n  ".join([*done, rest])

@@ -69,3 +69,23 @@ def agent(context: click.Context, config: Path | None) -> None:
 def sim_engine(context: click.Context) -> None:
     """Run the simulated engine. All options go to it; --help lists them."""
     _become("llmgw.sim.engine", "gevent", "agent", context.args)
+
+
+@click.command(
+    context_settings={**_PASS_ON, "help_option_names": []},
+    epilog="\b\nExample:\n  llmgw init\n  llmgw init --yes",
+)
+@click.pass_context
+def init(context: click.Context) -> None:
+    """Set up a control plane on this machine: settings, store, first administrator, first key."""
+    _become("controlplane.commands", "sqlalchemy", "controlplane", ["init", *context.args])
+
+
+@click.command(
+    context_settings={**_PASS_ON, "help_option_names": []},
+    epilog="\b\nExample:\n  llmgw store check\n  llmgw store backup",
+)
+@click.pass_context
+def store(context: click.Context) -> None:
+    """Look after the store: check, back up, restore, move to another database."""
+    _become("controlplane.commands", "sqlalchemy", "controlplane", ["store", *context.args])

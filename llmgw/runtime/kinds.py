@@ -80,7 +80,10 @@ def _number(value: Any) -> float:
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
-def parse_duration(value: Any) -> float:
+YEAR = 366 * 86400
+
+
+def parse_duration(value: Any, longest: float = YEAR) -> float:
     """Seconds from a number of seconds or text such as ``250ms``, ``90s``, ``5m``, ``1h30m``."""
     expected = "must be a duration such as 30s, 5m or 1h30m (a bare number is seconds)"
     if isinstance(value, bool):
@@ -91,8 +94,9 @@ def parse_duration(value: Any) -> float:
         seconds = sum(float(n) * _UNITS[u] for n, _, u in re.findall(r"(\d+(\.\d+)?)(ms|s|m|h|d)", value))
     else:
         raise ValueError(expected)
-    if not 0 <= seconds <= 366 * 86400:
-        raise ValueError("must not be negative, nor longer than a year")
+    if not 0 <= seconds <= longest:
+        years = round(longest / YEAR)
+        raise ValueError(f"must not be negative, nor longer than {'a year' if years == 1 else f'{years} years'}")
     return seconds
 
 

@@ -16,7 +16,7 @@ from typing import Any, TextIO
 
 LEVELS = ("debug", "info", "warning", "error")
 
-_SECRET = re.compile(r"(?<![A-Za-z0-9])(?:(sk-llmgw-|ek-)[A-Za-z0-9_-]{8,}|(at-|rt-)[A-Za-z0-9_-]{20,})")
+_SECRET = re.compile(r"(?<![A-Za-z0-9])(?:(sk-llmgw-|adm-llmgw-|ek-)[A-Za-z0-9_-]{8,}|(at-|rt-)[A-Za-z0-9_-]{20,})")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _MAX_DEPTH = 8
 

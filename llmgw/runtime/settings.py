@@ -92,9 +92,9 @@ class Setting:
         parsed = self.kind.parse(value)
         if isinstance(parsed, int | float) and not isinstance(parsed, bool):
             if self.minimum is not None and parsed < self.minimum:
-                raise ValueError(f"must be at least {self.minimum:g}")
+                raise ValueError(f"must be at least {_figure(self, self.minimum)}")
             if self.maximum is not None and parsed > self.maximum:
-                raise ValueError(f"must be at most {self.maximum:g}")
+                raise ValueError(f"must be at most {_figure(self, self.maximum)}")
         return parsed
 
 
@@ -236,7 +236,7 @@ def _figure(row: Setting, bound: float | None) -> str:
     if bound is None:
         return ""
     figure = f"{bound:.0f}" if float(bound).is_integer() else f"{bound:g}"
-    return f"{figure} s" if row.kind is DURATION else figure
+    return f"{figure} s" if row.kind.name == DURATION.name else figure
 
 
 def read_secret(file: Path) -> str:

@@ -3,6 +3,7 @@
 The limits bound what a file can cost before anything looks at its content.
 """
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,21 @@ MAX_NODES = 200_000
 
 MAX_DEPTH = 50
 """Deepest nesting in a file."""
+
+
+_REMEDIES = (
+    ("cannot start any token", "put text that begins with % @ or ` in quotes"),
+    ("found character '\\t'", "indent with spaces, not with tabs"),
+    ("mapping values are not allowed here", "is the line indented as the one above, and is text with ': ' in quotes?"),
+    ("did not find expected key", "is the line indented as the ones above it?"),
+    ("expected <block end>", "is the line indented as the ones above it?"),
+    ("could not find expected ':'", "is there a colon and a space after every name?"),
+    ("found unexpected end of stream", "is a quote or a bracket left open?"),
+    ("expected ',' or", "is a bracket left open, or a comma left out?"),
+    ("found undefined alias", "put text that begins with * in quotes"),
+    ("could not determine a constructor", "put text that begins with ! in quotes"),
+    ("is given twice", "keep one"),
+)
 
 
 class _Loader(yaml.SafeLoader):
@@ -68,6 +84,29 @@ def _unique_mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
     return loader.construct_mapping(node, deep=True)
 
 
+def _resolve_plainly() -> None:
+    """Text without quotes is text, as in YAML 1.2: ``no`` and ``off`` are no booleans,
+    ``18:00`` is no number of minutes, ``2026-08-01`` no date. Of YAML 1.1 stay true and
+    false, whole numbers (also 0o and 0x) and decimals."""
+    replaced = {f"tag:yaml.org,2002:{kind}" for kind in ("bool", "int", "float", "timestamp", "value")}
+    _Loader.yaml_implicit_resolvers = {
+        first: [(tag, pattern) for tag, pattern in rules if tag not in replaced]
+        for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+    for kind, pattern, first in (
+        ("bool", r"true|True|TRUE|false|False|FALSE", "tTfF"),
+        ("int", r"[-+]?(?:0b[01_]+|0[0-7_]+|0|[1-9][0-9_]*|0x[0-9a-fA-F_]+)", "-+0123456789"),
+        (
+            "float",
+            r"[-+]?(?:[0-9][0-9_]*\.[0-9_]*|\.[0-9][0-9_]*)(?:[eE][-+][0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)",
+            "-+0123456789.",
+        ),
+    ):
+        tag = f"tag:yaml.org,2002:{kind}"
+        _Loader.add_implicit_resolver(tag, re.compile(f"(?:{pattern})$"), list(first))
+
+
+_resolve_plainly()
 _Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _unique_mapping)
 
 
@@ -82,7 +121,7 @@ def read_yaml(file: Path, max_bytes: int = MAX_FILE) -> dict[str, Any]:
     except OSError as error:
         raise SettingsError(str(file), [Fault("", f"cannot be read: {error.strerror}")]) from error
     if len(data) > max_bytes:
-        raise SettingsError(str(file), [Fault("", f"is larger than {max_bytes} bytes")])
+        raise SettingsError(str(file), [Fault("", f"is larger than {max_bytes} bytes, the limit")])
     return parse_yaml(data, str(file))
 
 
@@ -93,11 +132,31 @@ def parse_yaml(data: bytes, source: str) -> dict[str, Any]:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         place = f"line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        raise SettingsError(source, [Fault(place, f"is not valid YAML: {error.problem}")]) from error
+        raise SettingsError(source, [Fault(place, f"is not valid YAML: {_problem(error)}")]) from error
+    except yaml.reader.ReaderError as error:
+        raise SettingsError(source, [_unreadable(data, error)]) from error
     except (yaml.YAMLError, UnicodeDecodeError, ValueError, RecursionError) as error:
         raise SettingsError(source, [Fault("", f"is not valid YAML: {error}")]) from error
     if tree is None:
         return {}
     if not isinstance(tree, dict):
-        raise SettingsError(source, [Fault("", "must be a mapping of names to values")])
+        hint = ": begin with a name and a colon, not with '- '" if isinstance(tree, list) else ""
+        raise SettingsError(source, [Fault("", f"must be a mapping of names to values{hint}")])
     return {str(key): value for key, value in tree.items()}
+
+
+def _problem(error: yaml.MarkedYAMLError) -> str:
+    """What the parser says, and what usually was the cause. What it quotes of the file is short."""
+    problem = str(error.problem)[:200]
+    tab = "'\\t'" in problem
+    remedy = next((remedy for words, remedy in _REMEDIES[1 if tab else 0 :] if words in problem), "")
+    return f"{problem} ({remedy})" if remedy else problem
+
+
+def _unreadable(data: bytes, error: yaml.reader.ReaderError) -> Fault:
+    """Where bytes are not the text they should be."""
+    code: int = error.character  # its stub says str
+    if error.encoding == "unicode":
+        return Fault("", f"holds the character U+{code:04X}, which YAML does not allow: remove it")
+    line = data.count(b"\n", 0, error.position) + 1
+    return Fault(f"line {line}", f"is not UTF-8 text (byte 0x{code:02x}): save the file as UTF-8")

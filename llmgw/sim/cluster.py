@@ -9,6 +9,7 @@ import random
 from controlplane import events
 from controlplane.catalog.model import Catalog, Model
 from controlplane.listeners.tokens import FleetTokens
+from controlplane.publish.providers import KeyFile
 from llmgw.runtime.settings import Address
 from llmgw.sim.agent_process import AgentProcess
 from llmgw.sim.control_process import AGENTS, ControlProcess, Durable
@@ -42,6 +43,10 @@ class Cluster:
             {name: f"token-of-router-{name}" for name in scenario.routers},
         )
         self.durable = Durable(scenario.catalog, tokens)
+        self._keys = 0
+        for model in scenario.catalog.models.values():
+            if model.external is not None:
+                self.write_key(model.name)
         self.monitor = Monitor(world, self.durable, self.hosts)
         self.clock = HostClock(world, self.rng.uniform(10.0, 1e6), self.rng.uniform(0.99, 1.01))
         self.excluded: dict[str, dict[str, str]] = {name: {} for name in self.hosts}
@@ -52,6 +57,7 @@ class Cluster:
         self._generation = 0
         self.monitor.serving = scenario.gentle
         self.monitor.in_flight = self._in_flight
+        self.monitor.held = self._told_held
         self.control = self._new_control()
         for name in self.hosts:
             self.start_agent(name)
@@ -111,6 +117,35 @@ class Cluster:
             self.durable.cordons[node] = cordon
         self.tell(events.CordonSet(node, cordon))
 
+    def set_labels(self, node: str, labels: dict[str, str]) -> None:
+        """A person labels a node: these and no others."""
+        self.durable.labels[node] = labels
+        self.tell(events.LabelsSet(node, labels))
+
+    def set_holds(self, holds: dict[str, events.Cordon]) -> None:
+        """The domains that people hold from now on."""
+        self.durable.holds = holds
+        self.tell(events.HoldsSet(dict(holds)))
+
+    def set_serving(self, *, stopped: bool) -> None:
+        """``llmgw stop`` and ``llmgw start``."""
+        self.durable.serving = events.ServingSet(stopped, "ops")
+        self.tell(self.durable.serving)
+
+    def labels(self, node: str) -> dict[str, str]:
+        """A node's labels: the agent's, and over them people's."""
+        return {**self.plans[node].labels, **self.durable.labels.get(node, {})}
+
+    def held(self, node: str) -> bool:
+        """Whether people want nothing new on a node, or in a domain it is in."""
+        domains = {f"{label}={value}" for label, value in self.labels(node).items()}
+        return node in self.durable.cordons or bool(domains & self.durable.holds.keys())
+
+    def write_key(self, name: str) -> None:
+        """A person writes an external model's key file, with a new key."""
+        self._keys += 1
+        self.durable.key_files[f"/keys/{name}"] = KeyFile(key=f"key-{self._keys}-of-{name}")
+
     def enrol(self, node: str, *, enrolled: bool) -> None:
         """A person takes a node's token away, or gives it back."""
         nodes = {name: self.token(name) for name in self.hosts if name in self.durable.tokens.nodes}
@@ -143,6 +178,7 @@ class Cluster:
             generation=self._generation,
         )
         agent.node.excluded = self.excluded[name]
+        agent.node.labels = self.plans[name].labels
         agent.on_accepted = self.monitor.accepted
         agent.on_death = lambda: self._agent_ended(name, 1.0)
         self.agents[name] = agent
@@ -210,6 +246,13 @@ class Cluster:
             if publisher is not None and (count := router.certain_load(publisher.generation, endpoint))
         ]
 
+    def _told_held(self, node: str) -> list[str]:
+        loop = self.control.loop
+        if loop is None or node not in loop.view.nodes:
+            return []
+        labels = {**self.plans[node].labels, **loop.view.nodes[node].own_labels}
+        return [f"{label}={value}" for label, value in labels.items() if f"{label}={value}" in loop.view.holds]
+
     # ------------------------------------------------------------ peace
 
     def calm(self) -> None:
@@ -217,6 +260,11 @@ class Cluster:
         comes back. People look at what is parked and ask for another try."""
         self.network.heal()
         self.durable.journal_delay = 0.0
+        if self.durable.serving.stopped:
+            self.set_serving(stopped=False)
+        for model in self.durable.catalog.models.values():
+            if model.external is not None and model.external.api_key_file not in self.durable.key_files:
+                self.write_key(model.name)
         for name, host in self.hosts.items():
             host.calm = True
             host.temper = Temper(ignore_first_term=0.0)

@@ -1,12 +1,12 @@
 """One control plane process: the real loop, inbox, driver steps and publisher.
 
-What outlives it is in ``Durable``: the store (epoch, cordons, engine secret), the
-journal of committed decisions, and the files of people (catalog, tokens).
+What outlives it is in ``Durable``: the store (epoch, people's intent, engine secret),
+the journal of committed decisions, and the files of people (catalog, tokens, keys).
 """
 
 import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from io import BytesIO
@@ -17,7 +17,9 @@ from controlplane.catalog.model import Catalog
 from controlplane.inbox import Inbox
 from controlplane.listeners.routers import RouterApplication
 from controlplane.listeners.tokens import FleetTokens
-from controlplane.loop import Loop, LoopSettings
+from controlplane.loop import Intent, Loop, LoopSettings
+from controlplane.publish.providers import AGAIN, KeyFile, ProviderKeys
+from controlplane.publish.routes import key_files
 from controlplane.publish.table import Publisher
 from llmgw.sim.agent_listener import SimAgentListener
 from llmgw.sim.network import End, Network
@@ -54,6 +56,11 @@ class Durable:
     tokens: FleetTokens
     epoch: int = 0
     cordons: dict[str, events.Cordon] = field(default_factory=dict)
+    labels: dict[str, dict[str, str]] = field(default_factory=dict)
+    holds: dict[str, events.Cordon] = field(default_factory=dict)
+    serving: events.ServingSet = field(default_factory=lambda: events.ServingSet(stopped=False))
+    key_files: dict[str, KeyFile] = field(default_factory=dict)
+    """Files with keys of external models; one that is not here does not exist."""
     secret: bytes = b"simulated-engine-secret"
     journal: list[JournalEntry] = field(default_factory=list)
     decided: dict[str, list[JournalEntry]] = field(default_factory=dict)
@@ -63,6 +70,16 @@ class Durable:
     """Seconds a commit may take on top of the usual."""
     on_decision: Callable[[events.Decision], None] = _nothing
     """Told of each decision when it is made, and of each note."""
+
+    def intent(self) -> Intent:
+        """What people decided, as the store has it."""
+        labels = {node: dict(given) for node, given in self.labels.items()}
+        return Intent(dict(self.cordons), labels, dict(self.holds), self.serving)
+
+    def read_keys(self, files: Iterable[str]) -> dict[str, KeyFile]:
+        """What key files hold now."""
+        missing = KeyFile(fault="its key file cannot be read: No such file or directory")
+        return {file: self.key_files.get(file, missing) for file in files}
 
     def append(self, entry: JournalEntry) -> None:
         """A decision is durable."""
@@ -118,6 +135,7 @@ class ControlProcess(Process):
         self.clock = clock
         self.loop: Loop | None = None
         self.publisher: Publisher | None = None
+        self._providers: ProviderKeys | None = None
         self._network = network
         self._inbox = Inbox()
         self._listener: SimAgentListener | None = None
@@ -139,12 +157,17 @@ class ControlProcess(Process):
         durable.epoch += 1
         wall = _Wall(self.world, self.clock)
         self.publisher = Publisher(boot)
-        self._routers = RouterApplication(self.publisher, self._inbox, lambda: durable.tokens, wall)
+        self._providers = ProviderKeys(self.publisher, self._inbox.force, durable.read_keys)
+        self._providers.need(key_files(durable.catalog).values())
+        self._read_again()
+        self._routers = RouterApplication(
+            self.publisher, self._inbox, lambda: durable.tokens, wall, lambda _router, _batch: None
+        )
         self.loop = Loop(
             self.settings,
             durable.catalog,
             enrolled=frozenset(durable.tokens.nodes),
-            cordons=dict(durable.cordons),
+            intent=durable.intent(),
             rng=self.world.rng(f"loop {durable.starts}"),
             epoch=durable.epoch,
             boot=boot,
@@ -328,11 +351,29 @@ class ControlProcess(Process):
     def _publish(self, effect: events.PublishRoutes) -> None:
         self.burn()
         self.log(describe(effect))
-        if self.publisher is not None:
-            self.publisher.set_routes(effect.models, effect.settling)
-            waiting, self._waiting_routers = self._waiting_routers, []
-            for router, token, generation, reply in waiting:
-                self.wait_table(router, token, generation, 0.0, reply)
+        if self.publisher is not None and self._providers is not None:
+            if self._providers.need(effect.key_files.values()):
+                self.later(self.rng.uniform(0.001, 0.05), self._read_keys)
+            self.publisher.set_routes(effect.models, effect.settling, effect.aliases, effect.key_files)
+            self._wake_routers()
+
+    def _wake_routers(self) -> None:
+        current = self.publisher.generation if self.publisher is not None else ""
+        waiting = [each for each in self._waiting_routers if each[2] != current]
+        self._waiting_routers = [each for each in self._waiting_routers if each[2] == current]
+        for router, token, generation, reply in waiting:
+            self.wait_table(router, token, generation, 0.0, reply)
+
+    def _read_again(self) -> None:
+        self.later(AGAIN, self._read_again)
+        self._read_keys()
+
+    def _read_keys(self) -> None:
+        if self._providers is not None:
+            self._providers.look()
+            self._wake_routers()
+            if self.loop is not None:
+                self.kick()
 
     def _raise_epoch(self, effect: events.EpochRaised) -> None:
         self.burn()

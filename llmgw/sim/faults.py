@@ -8,13 +8,14 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 
-from controlplane.catalog.model import Scaling
-from controlplane.events import Cordon
+from controlplane.catalog.model import Model, Scaling
+from controlplane.events import Cordon, RestartRequested
+from controlplane.planning.placement import PDU
 from llmgw.sim.cluster import Cluster
 from llmgw.sim.control_process import AGENTS, HOST
 from llmgw.sim.host import Temper
 from llmgw.sim.network import Connection, End
-from llmgw.sim.scenario import with_args
+from llmgw.sim.scenario import GOLD, RACK, RACKS, TIER, external_model, with_args
 from llmgw.sim.world import Process
 
 LONGEST_PAUSE = 60.0
@@ -50,6 +51,11 @@ KINDS: dict[str, tuple[float, bool]] = {
     "change-profile": (1.5, False),
     "cordon": (2, False),
     "unenrol": (1, False),
+    "label": (2, True),
+    "hold": (2, True),
+    "serving": (0.7, False),
+    "restart": (4, True),
+    "provider": (2, False),
 }
 """Every kind of fault: its usual weight, and whether it leaves alone what serves. A kind
 is the method of ``Storm`` of that name."""
@@ -344,9 +350,12 @@ class Storm:
 
     # ------------------------------------------------------------ people
 
+    def _own_models(self) -> list[Model]:
+        return [model for model in self.cluster.durable.catalog.models.values() if model.external is None]
+
     def scale(self) -> None:
         """A person changes how many replicas a model has."""
-        models = list(self.cluster.durable.catalog.models.values())
+        models = self._own_models()
         if models:
             model = self.rng.choice(models)
             least = self.rng.choice((0, 0, 1, 1, 2, 3))
@@ -356,20 +365,20 @@ class Storm:
 
     def add_or_remove_model(self) -> None:
         """A person adds a model, or takes one out."""
-        spare, models = self.cluster.spare, self.cluster.durable.catalog.models
+        spare, models = self.cluster.spare, self._own_models()
         if spare and self.rng.random() < 0.6:
             model = spare.pop()
             self._tell("add-model", "person", model.name)
             self.cluster.change_model(model.name, model)
         elif models:
-            model = self.rng.choice(list(models.values()))
+            model = self.rng.choice(models)
             spare.append(model)
             self._tell("remove-model", "person", model.name)
             self.cluster.change_model(model.name, None)
 
     def change_profile(self) -> None:
         """A person changes a profile's arguments, or takes a profile out or puts it back."""
-        models = list(self.cluster.durable.catalog.models.values())
+        models = self._own_models()
         if not models:
             return
         model = self.rng.choice(models)
@@ -389,6 +398,77 @@ class Storm:
             self._tell("unenrol", node)
             self.cluster.enrol(node, enrolled=False)
             self._while(self.rng.uniform(1.0, 200.0), lambda: self.cluster.enrol(node, enrolled=True))
+
+    def label(self) -> None:
+        """A person gives a node other labels, or takes those of people away."""
+        node = self._node()
+        labels = {}
+        if self.rng.random() < 0.7:
+            labels[self.rng.choice((RACK, PDU))] = self.rng.choice(RACKS)
+        if self.rng.random() < 0.5:
+            labels[TIER] = self.rng.choice((GOLD, GOLD, "bronze"))
+        self._tell("label", node, str(labels))
+        self.cluster.set_labels(node, labels)
+
+    def hold(self) -> None:
+        """A person holds a domain, or releases one."""
+        domain = f"{self.rng.choice((RACK, RACK, PDU))}={self.rng.choice(RACKS)}"
+        holds = dict(self.cluster.durable.holds)
+        if holds and self.rng.random() < 0.6:
+            domain = self.rng.choice(list(holds))
+            del holds[domain]
+            self._tell("release", "person", domain)
+        else:
+            holds[domain] = Cordon("maintenance", "ops", "2027-01-01T00:00:00+00:00")
+            self._tell("hold", "person", domain)
+        self.cluster.set_holds(holds)
+
+    def serving(self) -> None:
+        """A person stops serving, and starts it again later."""
+        if not self.cluster.durable.serving.stopped:
+            self._tell("serving-stopped", "person")
+            self.cluster.set_serving(stopped=True)
+            self._while(self.rng.uniform(1.0, 200.0), self._serve_again)
+
+    def _serve_again(self) -> None:
+        if self.on:  # else calm did it
+            self.cluster.set_serving(stopped=False)
+
+    def restart(self) -> None:
+        """A person restarts replicas: of a model, the stale ones, or all."""
+        control = self.cluster.control
+        if not control.up or control.loop is None:
+            return
+        replicas = sorted(control.loop.view.replicas.values(), key=lambda replica: replica.id)
+        if not replicas:
+            return
+        model = self.rng.choice(replicas).model
+        how = self.rng.choice(("model", "model", "stale", "all"))
+        chosen = [
+            replica.id
+            for replica in replicas
+            if how == "all" or (replica.model == model if how == "model" else replica.stale)
+        ]
+        in_place = self.rng.random() < 0.2
+        self._tell("restart", "person", f"{how}{' in place' if in_place else ''}: {', '.join(chosen)}")
+        self.cluster.tell(RestartRequested(tuple(chosen), "ops", "as a test", in_place))
+
+    def provider(self) -> None:
+        """An external model comes, goes, gets another key, or loses its key file."""
+        models = self.cluster.durable.catalog.models
+        name = self.rng.choice(("x0", "x1", "x2"))
+        file = f"/keys/{name}"
+        what = self.rng.choice(("rotate-key", "rotate-key", "lose-key", "add", "remove"))
+        self._tell(f"provider-{what}", "person", name)
+        if what == "rotate-key":
+            self.cluster.write_key(name)
+        elif what == "lose-key":
+            self.cluster.durable.key_files.pop(file, None)
+        elif what == "add" and name not in models:
+            self.cluster.write_key(name)
+            self.cluster.change_model(name, external_model(name))
+        elif what == "remove" and name in models:
+            self.cluster.change_model(name, None)
 
     def cordon(self) -> None:
         """A person cordons a node, or uncordons it."""

@@ -103,6 +103,8 @@ class Host:
         self.dirty = False
         self.calm = False
         """Engines end by themselves no more."""
+        self.came_up: set[str] = set()
+        """Replicas with an engine here that was ready at some time."""
 
     @property
     def boot_id(self) -> str:
@@ -193,6 +195,8 @@ class Host:
     def _loaded(self, proc: Proc) -> None:
         if proc.alive and not proc.dying:
             proc.ready_since = self.world.now
+            if proc.key is not None:
+                self.came_up.add(proc.key.replica_id)
             self.world.log(self.name, f"{proc} is ready")
 
     # ------------------------------------------------------------ endings

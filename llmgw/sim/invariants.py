@@ -39,6 +39,10 @@ class Monitor:
         self._ghosts: dict[ShardKey, float] = {}
         self.in_flight: Callable[[str], Iterable[tuple[str, int]]] = lambda _: ()
         """Routers that know the present table and have requests on an endpoint."""
+        self.held: Callable[[str], Iterable[str]] = lambda _: ()
+        """Domains of a node that the control plane was told to hold."""
+        self._outages: set[str] = set()
+        """Models of which a replica was restarted in its place: the one case with an outage."""
         durable.on_decision = self.decided
         for host in hosts.values():
             host.on_signal = self._signalled
@@ -79,16 +83,37 @@ class Monitor:
 
     def request_failed(self, router: str, model: str, outcome: str) -> None:
         """A router could not have a request answered, for a model that it served before."""
-        if self.serving:
+        if self.serving and model not in self._outages:
             raise Violation("serving", f"a request of {router} for {model} met: {outcome}; no fault touched an engine")
 
     def decided(self, decision: Decision) -> None:
         """The control plane decided or noted something."""
         if decision.kind in ("quarantine", "invariant"):
             raise Violation("own-check", f"the control plane found a fault of its own: {decision.reason}")
+        if decision.figures.get("restart") == "in place" and decision.model is not None:
+            self._outages.add(decision.model)
+        if decision.figures.get("restart") == "replaced":
+            self._replaced(decision)
+        if decision.kind == "place" and decision.node is not None:
+            for domain in self.held(decision.node):
+                raise Violation("held", f"{decision.replica} is placed on {decision.node}, and {domain} is held")
         if decision.kind == "stop" and decision.replica is not None and "no request left" in decision.reason:
             for name, count in self.in_flight(decision.replica):
                 raise Violation("drain", f"{decision.replica} is stopped with {count} requests of router {name} left")
+
+    def _replaced(self, decision: Decision) -> None:
+        """A replaced replica goes only once its successor came up (REC-30): an engine of
+        that id was ready at some time."""
+        new = next(
+            (
+                entry.decision.replica
+                for entry in reversed(self._durable.journal)
+                if entry.decision.kind == "place" and entry.decision.figures.get("replaces") == decision.replica
+            ),
+            None,
+        )
+        if not any(new in host.came_up for host in self._hosts.values()):
+            raise Violation("restart", f"{decision.replica} goes as replaced by {new}, which never was ready")
 
     # ------------------------------------------------------------ processes
 

@@ -31,6 +31,7 @@ class NodeWatch:
         self.host = host
         self.ports = ports
         self.excluded: dict[str, str] = {}
+        self.labels: dict[str, str] = {}
         self.engine_state: EngineState = "probing"
 
     def inventory(self) -> Inventory:
@@ -46,6 +47,7 @@ class NodeWatch:
             engine_ports=self.ports,
             devices=self._devices(),
             engines=(self._engine(),),
+            labels=dict(self.labels),
         )
 
     def faults(self, spec: ShardSpec, own: list[ShardKey]) -> tuple[SpecFault, ...]:

@@ -10,6 +10,7 @@ from controlplane import events
 from controlplane.catalog.model import Model, Profile
 from llmgw.sim.cluster import Cluster
 from llmgw.sim.host import Host, Proc
+from llmgw.wire.routing import RoutedModel
 
 
 def problems(cluster: Cluster) -> list[str]:
@@ -76,14 +77,23 @@ def _control(cluster: Cluster) -> Iterator[str]:
     view = loop.view
     if view.settling.active:
         yield f"settling: {view.settling.reason}"
+    durable = cluster.durable
     for node in view.nodes.values():
         if node.status != "connected" or not node.registered:
             yield f"node {node.id} is {node.status}"
+        if dict(node.labels) != cluster.labels(node.id):
+            yield f"node {node.id} has labels {node.labels}, people and its agent say {cluster.labels(node.id)}"
+        if node.cordon != durable.cordons.get(node.id):
+            yield f"node {node.id} has cordon {node.cordon}, people want {durable.cordons.get(node.id)}"
+    if view.holds != durable.holds or view.serving.stopped != durable.serving.stopped:
+        yield f"holds {view.holds} and {view.serving}; people want {durable.holds} and {durable.serving}"
+    if view.in_place:
+        yield f"room is kept for {view.in_place}"
     for replica in view.replicas.values():
         if replica.state == "failed" and not any(shard.live for shard in replica.shards.values()):
             continue
-        if replica.state != "ready":
-            yield f"replica {replica.id} is {replica.state}: {replica.reason}"
+        if replica.state != "ready" or replica.restarting is not None:
+            yield f"replica {replica.id} is {replica.state}: {replica.reason}; restart {replica.restart}"
         for shard in replica.shards.values():
             main = _main(cluster.hosts[shard.node_id], shard.spec.replica_id)
             if main is None or main.pid != shard.pid:
@@ -107,15 +117,16 @@ def _models(cluster: Cluster) -> Iterator[str]:
         for proc in host.engines():
             if proc.spec is not None:
                 running.setdefault(proc.spec.model, []).append(proc)
+    stopped = cluster.durable.serving.stopped
     for name, procs in running.items():
-        _, most = _bounds(models.get(name))
+        _, most = _bounds(models.get(name), stopped)
         if len(procs) > most:
             yield f"model {name} has {len(procs)} engines and may have {most}"
         loading = [proc for proc in procs if proc.ready_since is None]
         if loading:
             yield f"model {name}: {loading[0]} is not ready"
     for name, model in models.items():
-        least, _ = _bounds(model)
+        least, _ = _bounds(model, stopped)
         ready = sum(proc.ready_since is not None for proc in running.get(name, ()))
         if ready >= least or loop is None:
             continue
@@ -131,9 +142,10 @@ def _models(cluster: Cluster) -> Iterator[str]:
             yield f"the refusal of model {name} lacks reasons: {health.refusal}"
 
 
-def _bounds(model: Model | None) -> tuple[int, int]:
-    """Least and most replicas: an always-on model has exactly its ``min``."""
-    if model is None or model.scaling.mode == "off":
+def _bounds(model: Model | None, stopped: bool) -> tuple[int, int]:
+    """Least and most replicas: an always-on model has exactly its ``min``; none has any
+    while serving is stopped."""
+    if model is None or stopped or model.external is not None or model.scaling.mode == "off":
         return 0, 0
     if model.scaling.mode == "on-demand":
         return 0, model.scaling.max
@@ -144,7 +156,9 @@ def _room(cluster: Cluster, model: Model) -> str | None:
     """A node that has room for one more by its process table, counted anew here."""
     for profile in model.profiles:
         for name, host in cluster.hosts.items():
-            if name not in cluster.durable.cordons and _fits(cluster, host, profile):
+            labels = cluster.labels(name)
+            allowed = all(labels.get(label) == value for label, value in profile.node_selector.items())
+            if allowed and not cluster.held(name) and _fits(cluster, host, profile):
                 return f"{name} with profile {profile.name}"
     return None
 
@@ -178,7 +192,10 @@ def _routers(cluster: Cluster) -> Iterator[str]:
             continue
         routed: set[str] = set()
         for model in router.table.models:
+            yield from _provider(cluster, name, model)
             for endpoint in model.endpoints:
+                if endpoint.external:
+                    continue
                 routed.add(endpoint.id)
                 proc = ready.get(endpoint.id)
                 outcome = router.try_endpoint(endpoint)
@@ -191,3 +208,19 @@ def _routers(cluster: Cluster) -> Iterator[str]:
             yield f"router {name} holds a settling table"
         if [model.name for model in router.table.models] != sorted(cluster.durable.catalog.models):
             yield f"router {name} knows other models than the catalog"
+
+
+def _provider(cluster: Cluster, router: str, routed: RoutedModel) -> Iterator[str]:
+    """An external model is routed with the key that its file holds now, unless people
+    stopped serving; no other model is, and with serving stopped every model says so."""
+    model = cluster.durable.catalog.models.get(routed.name)
+    external = model.external if model is not None else None
+    stopped = cluster.durable.serving.stopped
+    if stopped != (routed.state == "stopped"):
+        yield f"router {router} is told that {routed.name} is {routed.state}; serving stopped: {stopped}"
+    has = [(endpoint.key, endpoint.upstream_model) for endpoint in routed.endpoints if endpoint.external]
+    wanted = []
+    if external is not None and not stopped:
+        wanted = [(cluster.durable.key_files[external.api_key_file or ""].key, external.model)]
+    if has != wanted:
+        yield f"router {router} sends {routed.name} out with {has}, not {wanted}"

@@ -157,7 +157,9 @@ class RouterProcess(Process):
 
     def try_endpoint(self, endpoint: Endpoint) -> str:
         """What a request to it would meet now: ``ok``, ``refused`` (nobody there),
-        ``loading`` or ``unauthorised`` (an engine with another key)."""
+        ``loading`` or ``unauthorised`` (an engine with another key, or a provider without any)."""
+        if endpoint.external:
+            return "ok" if endpoint.key else "unauthorised"
         host = self._hosts.get(endpoint.host)
         proc = host.port_holder(endpoint.port) if host is not None else None
         if proc is None or proc.spec is None:

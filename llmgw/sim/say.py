@@ -67,7 +67,7 @@ def describe(value: Any) -> str:
         case Note(decision):
             about = " ".join(name for name in (decision.model, decision.replica, decision.node) if name)
             return f"Note {decision.kind} {about}: {decision.reason}"
-        case PublishRoutes(models, settling):
+        case PublishRoutes(models, settling, _, _):
             routes = " ".join(f"{model.name}={model.state}{[e.id for e in model.endpoints]}" for model in models)
             return f"PublishRoutes settling={settling} {routes}"
         case CloseSession(session_id, refuse):

@@ -5,12 +5,17 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from controlplane.catalog.fingerprint import fingerprint
-from controlplane.catalog.model import Catalog, Model, Profile, Scaling
+from controlplane.catalog.model import Catalog, External, Model, Profile, Scaling
 from controlplane.planning.policy import LoopSettings
 from llmgw.sim.world import World
 from llmgw.wire.messages import PortRange
 
 GIB = 1 << 30
+
+RACK = "llmgw.io/rack"
+RACKS = ("r1", "r2", "r3")
+TIER = "tier"
+GOLD = "gold"
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +27,7 @@ class NodePlan:
     cores: int
     devices: tuple[str, ...]
     ports: PortRange
+    labels: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -43,6 +49,8 @@ class Scenario:
     every request must be answered throughout (REC-25, AGT-09)."""
     spare: list[Model] = field(default_factory=list)
     """Models that may be added later."""
+    stop_after: bool = False
+    """Once faults are over people stop serving, see everything end, and start it again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +73,7 @@ def draw(world: World, given: Given) -> Scenario:
     nodes = tuple(_node(rng, number) for number in range(1, rng.choice((1, 2, 2, 3, 3, 4, 6)) + 1))
     models = [_model(rng, f"m{number}", nodes) for number in range(rng.randint(2, 8))]
     spare = [models.pop()] if len(models) > 2 else []
+    models += [external_model(f"x{number}") for number in range(rng.choice((0, 0, 1, 2)))]
     gentle = rng.random() < 0.25 and not given.only
     settings = LoopSettings(
         drain_grace=rng.choice((30.0, 120.0, 300.0)),
@@ -83,7 +92,14 @@ def draw(world: World, given: Given) -> Scenario:
         pause=rng.choice((4.0, 10.0, 25.0)),
         gentle=gentle,
         spare=spare,
+        stop_after=not gentle and rng.random() < 0.2,
     )
+
+
+def external_model(name: str) -> Model:
+    """A model that somebody else serves, with its key in a file."""
+    external = External("https://provider.example/api/v1", f"big-{name}", f"/keys/{name}")
+    return Model(name, (), external=external)
 
 
 def catalog_of(models: list[Model]) -> Catalog:
@@ -96,7 +112,10 @@ def _node(rng: random.Random, number: int) -> NodePlan:
     devices = tuple(f"GPU-{name}-{index}" for index in range(rng.choice((0, 0, 1, 2, 4))))
     first = 20000
     ports = PortRange(first=first, last=first + rng.choice((1, 3, 5, 20)))
-    return NodePlan(name, rng.choice((16, 32, 64)) * GIB, rng.choice((4, 8, 16)), devices, ports)
+    labels = {RACK: rng.choice(RACKS)} if rng.random() < 0.7 else {}
+    if rng.random() < 0.5:
+        labels[TIER] = rng.choice((GOLD, "silver"))
+    return NodePlan(name, rng.choice((16, 32, 64)) * GIB, rng.choice((4, 8, 16)), devices, ports, labels)
 
 
 def _model(rng: random.Random, name: str, nodes: tuple[NodePlan, ...]) -> Model:
@@ -122,6 +141,7 @@ def _profile(rng: random.Random, name: str, priority: int) -> Profile:
             memory_bytes=rng.choice((2, 6, 12, 20)) * GIB,
             cpu_cores=float(rng.choice((1, 2, 3))),
             startup_timeout=rng.choice((20.0, 60.0, 120.0)),
+            node_selector={TIER: GOLD} if rng.random() < 0.1 else {},
         ),
         (),
     )

@@ -114,19 +114,14 @@ def _run(world: World, given: Given) -> float:
     weather.stop()
     cluster.calm()
     world.log("calm", "faults stop")
-    calm = world.now
-    while True:
-        world.run_until(world.now + LOOK)
-        if world.now - calm <= RETRIES:
-            _ask_again(cluster)
-        wrong = problems(cluster)
-        if not wrong:
-            break
-        if world.now - calm > scenario.quiet:
-            raise Violation(
-                "desired-state", f"not reached {scenario.quiet:g} s after the last fault: {'; '.join(wrong)}"
-            )
-    settled = world.now - calm
+    if scenario.stop_after:
+        _come_to_rest(world, cluster)
+        cluster.set_serving(stopped=True)
+        world.log("person", "serving stops")
+        _come_to_rest(world, cluster)
+        cluster.set_serving(stopped=False)
+        world.log("person", "serving starts")
+    settled = _come_to_rest(world, cluster)
     world.log("calm", f"desired state reached after {settled:.0f} s")
     decisions = len(cluster.durable.journal)
     world.run_until(world.now + HOLD)
@@ -135,6 +130,20 @@ def _run(world: World, given: Given) -> float:
     if wrong:
         raise Violation("stays", f"the desired state did not hold: {'; '.join(wrong)}")
     return settled
+
+
+def _come_to_rest(world: World, cluster: Cluster) -> float:
+    """Wait until what people want is what runs; how many seconds that took."""
+    began, limit = world.now, cluster.scenario.quiet
+    while True:
+        world.run_until(world.now + LOOK)
+        if world.now - began <= RETRIES:
+            _ask_again(cluster)
+        wrong = problems(cluster)
+        if not wrong:
+            return world.now - began
+        if world.now - began > limit:
+            raise Violation("desired-state", f"not reached {limit:g} s after the last fault: {'; '.join(wrong)}")
 
 
 def _ask_again(cluster: Cluster) -> None:

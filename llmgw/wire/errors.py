@@ -104,6 +104,10 @@ REASON = {
     "settling": "the control plane has just started and waits for agents",
     "quarantined": "the plan for this model broke an invariant; see the log",
     "no_nodes": "no node is enrolled",
+    "domain_held": "a person holds the node's rack, row or another domain of it: nothing new there",
+    "source_not_fetched": "the node's agent cannot fetch weights from such a source",
+    "multi_node": "a replica over several nodes is not placed by this release",
+    "serving_stopped": "an operator stopped serving; llmgw start ends that",
 }
 
 ADMIN = {
@@ -118,5 +122,11 @@ ADMIN = {
     "store_unavailable": "the store does not answer: nothing was changed",
     "busy": "the control plane is too busy: try again later",
     "catalog_invalid": "the catalog has faults; the one in use stays",
+    "unauthenticated": "the request carries no token, or one that is not valid",
+    "forbidden": "the token's user lacks the role that this needs",
+    "precondition_failed": "the resource changed since it was read, or If-Match does not fit",
+    "idempotency_conflict": "the Idempotency-Key was used for another request",
+    "defined_in_file": "the model is written in a catalog file: change it there",
+    "source_unusable": "the weights' source does not exist, cannot be reached or is refused",
     "internal_error": "an error of our own; the log has the details under the request id",
 }

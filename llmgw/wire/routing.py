@@ -5,17 +5,20 @@ JSON over HTTP on the control plane's router listener::
     GET  /router/v1/table?generation=G&wait=25   200 RouteTable, or 304 when nothing changed
     POST /router/v1/report                       Report -> 204
     POST /router/v1/activate                     Activate -> Activation
+    POST /router/v1/usage                        UsageBatch -> 204, once it is durable
 
 each with ``Authorization: Bearer <router token>`` and ``Llmgw-Router: <router id>``.
 """
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
+from msgspec import Meta
 
 TABLE_PATH = "/router/v1/table"
 REPORT_PATH = "/router/v1/report"
 ACTIVATE_PATH = "/router/v1/activate"
+USAGE_PATH = "/router/v1/usage"
 ROUTER_ID_HEADER = "Llmgw-Router"
 MAX_TABLE = 64 * 1024 * 1024
 MAX_REPORT = 4 * 1024 * 1024
@@ -26,7 +29,9 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Endpoint(Record, frozen=True):
-    """Where a request for a model may be sent: a ready replica's leader.
+    """Where a request for a model may be sent: a ready replica's leader, or an external
+    provider (CAT-10), which alone has ``tls`` and a ``prefix`` (what comes before
+    ``/chat/completions`` in its paths, such as ``/openai/v1``; replicas have ``/v1``).
 
     ``key`` is the engine key to present (a secret; empty = the engine was started
     keyless). ``upstream_model`` replaces the model name in the request.
@@ -39,6 +44,9 @@ class Endpoint(Record, frozen=True):
     key: str = ""
     weight: float = 1.0
     max_inflight: int | None = None
+    external: bool = False
+    tls: bool = False
+    prefix: str = "/v1"
 
     def __repr__(self) -> str:
         return f"Endpoint({self.id}, {self.host}:{self.port})"
@@ -66,6 +74,19 @@ class RoutedModel(Record, frozen=True):
     withdrawn: tuple[str, ...] = ()
     """Ids of endpoints that must get no new requests although the table settles: their
     replicas drain, stop or failed."""
+    fallbacks: tuple[str, ...] = ()
+    """Models to try in this order while this one has no endpoint (CAT-10)."""
+    guard: bool = False
+    """A judge model: clients can neither list nor ask it (CAT-11)."""
+
+
+class RoutedAlias(Record, frozen=True):
+    """A name that stands for several models by weight (CAT-13): drawn per request, or,
+    if ``sticky``, the same for one client key while the weights stay."""
+
+    name: str
+    targets: tuple[tuple[str, float], ...]
+    sticky: bool = False
 
 
 class RoutedKey(Record, frozen=True):
@@ -94,6 +115,7 @@ class RouteTable(Record, frozen=True):
     auth: bool = True
     models: tuple[RoutedModel, ...] = ()
     keys: tuple[RoutedKey, ...] = ()
+    aliases: tuple[RoutedAlias, ...] = ()
 
 
 class EndpointLoad(Record, frozen=True):
@@ -119,6 +141,49 @@ class Report(Record, frozen=True):
     version: str
     generation: str = ""
     endpoints: tuple[EndpointLoad, ...] = ()
+
+
+_Name = Annotated[str, Meta(max_length=512)]
+_Tokens = Annotated[int, Meta(ge=0, le=2**40)]
+_Seconds = Annotated[float, Meta(ge=0, le=1e9)]
+
+
+class RequestRecord(Record, frozen=True):
+    """One finished request: metadata only (TEN-06). ``ago`` is how long before the batch
+    was made it began, in seconds, since two hosts do not share a clock. ``asked`` is the
+    name the client used, ``model`` what it stood for; ``endpoint`` is empty if none was
+    reached. ``code`` is one of ``errors.ROUTER``, empty for success. ``retried`` says why
+    each earlier try failed. Token counts are ``None`` where the engine did not say."""
+
+    id: _Name
+    ago: _Seconds
+    key: _Name
+    model: _Name
+    status: Annotated[int, Meta(ge=0, le=999)]
+    asked: _Name = ""
+    endpoint: _Name = ""
+    code: _Name = ""
+    stream: bool = False
+    first_byte: _Seconds | None = None
+    duration: _Seconds | None = None
+    prompt_tokens: _Tokens | None = None
+    completion_tokens: _Tokens | None = None
+    cached_tokens: _Tokens | None = None
+    retried: Annotated[tuple[_Name, ...], Meta(max_length=16)] = ()
+
+
+MAX_RECORDS = 5000
+
+
+class UsageBatch(Record, frozen=True):
+    """Requests a router process finished. ``sequence`` rises by one with each batch of a
+    ``boot``; a batch is sent again, unchanged, until it is answered 204, and counted once
+    (STO-03). ``waited`` is how long ago the batch was made, in seconds."""
+
+    boot: Annotated[str, Meta(min_length=1, max_length=64)]
+    sequence: Annotated[int, Meta(ge=1, le=2**53)]
+    records: Annotated[tuple[RequestRecord, ...], Meta(max_length=MAX_RECORDS)] = ()
+    waited: _Seconds = 0.0
 
 
 class Activate(Record, frozen=True):

@@ -145,8 +145,18 @@ class ControlPlane:
     def routers(self) -> str:
         return f"http://{self.addresses['routers.listen']}"
 
+    @property
+    def token(self) -> str:
+        """The local token of the admin API."""
+        return (self.state / "admin.token").read_text().strip()
+
+    @property
+    def auth(self) -> dict[str, str]:
+        """The header that the admin API asks for."""
+        return {"Authorization": f"Bearer {self.token}"}
+
     def get(self, path: str) -> Any:
-        answer = requests.get(f"{self.api}/api/v1/{path}", timeout=DEADLINE)
+        answer = requests.get(f"{self.api}/api/v1/{path}", headers=self.auth, timeout=DEADLINE)
         assert answer.status_code == 200, answer.text
         return answer.json()
 

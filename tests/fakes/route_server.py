@@ -1,19 +1,36 @@
-"""A control plane as routers see it: a route table by long poll, and reports taken."""
+"""A control plane as routers see it: a route table by long poll, reports and usage taken."""
 
 import threading
 import time
+from collections import deque
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import msgspec
 
-from llmgw.wire.routing import REPORT_PATH, ROUTER_ID_HEADER, TABLE_PATH, Report, RouteTable, encode
+from llmgw.wire.routing import (
+    REPORT_PATH,
+    ROUTER_ID_HEADER,
+    TABLE_PATH,
+    USAGE_PATH,
+    Report,
+    RequestRecord,
+    RouteTable,
+    UsageBatch,
+    encode,
+)
 
 
 class RouteServer:
     """Serves ``table``; replace it with ``publish``. ``reports`` are those that came.
-    Answers to polls take ``delay`` seconds longer."""
+    Answers to polls take ``delay`` seconds longer.
+
+    Usage batches are counted once by their boot and sequence, as the real one does: ``counted``
+    holds those, ``posts`` the bodies of every attempt. ``usage_script`` says what happens to
+    the next posts: an ``int`` is answered and nothing counted, ``"hang"`` is not answered until
+    ``stop`` or ``let_go``, ``"die"`` counts and ends the connection within its answer.
+    """
 
     def __init__(self, table: RouteTable, token: str, router_id: str = "r1") -> None:
         self.table = table
@@ -21,6 +38,10 @@ class RouteServer:
         self.garbage: list[bytes] = []
         self.polls = 0
         self.delay = 0.0
+        self.usage_script: deque[int | str] = deque()
+        self.posts: list[bytes] = []
+        self.counted: dict[tuple[str, int], UsageBatch] = {}
+        self.let_go = threading.Event()
         self._changed = threading.Condition()
         outer = self
 
@@ -71,6 +92,26 @@ class RouteServer:
                     with outer._changed:
                         outer.reports.append(msgspec.json.decode(body, type=Report))
                     self._send(204)
+                elif self.path == USAGE_PATH and self._allowed():
+                    self._usage(body)
+
+            def _usage(self, body: bytes) -> None:
+                with outer._changed:
+                    outer.posts.append(body)
+                    action = outer.usage_script.popleft() if outer.usage_script else 204
+                if action == "hang":
+                    outer.let_go.wait(60)
+                    self.close_connection = True
+                    return
+                if action in (204, "die"):
+                    batch = msgspec.json.decode(body, type=UsageBatch)
+                    with outer._changed:
+                        outer.counted.setdefault((batch.boot, batch.sequence), batch)
+                if action == "die":
+                    self.wfile.write(b"HTTP/1.1 20")
+                    self.close_connection = True
+                else:
+                    self._send(int(action), b'{"code":"scripted"}')
 
         class Server(ThreadingHTTPServer):
             daemon_threads = True
@@ -83,6 +124,12 @@ class RouteServer:
         self.port: int = self._server.server_address[1]
         threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
 
+    @property
+    def records(self) -> list[RequestRecord]:
+        """Every record counted so far."""
+        with self._changed:
+            return [record for batch in self.counted.values() for record in batch.records]
+
     def publish(self, table: RouteTable) -> None:
         """Answer every poll with ``table`` from now on."""
         with self._changed:
@@ -90,5 +137,6 @@ class RouteServer:
             self._changed.notify_all()
 
     def stop(self) -> None:
+        self.let_go.set()
         self._server.shutdown()
         self._server.server_close()

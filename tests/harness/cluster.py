@@ -122,8 +122,8 @@ class Cluster:
     def admin_up(self) -> bool:
         """Whether the admin API answers."""
         try:
-            return requests.get(f"{self.admin_url}/api/v1/status", timeout=5).ok
-        except requests.ConnectionError:
+            return requests.get(f"{self.admin_url}/api/v1/status", headers=self.auth, timeout=5).ok
+        except (requests.ConnectionError, FileNotFoundError):
             return False
 
     def router_up(self) -> bool:
@@ -209,15 +209,27 @@ class Cluster:
         """Address clients use."""
         return f"http://127.0.0.1:{self.router_port}"
 
+    @property
+    def token_file(self) -> Path:
+        """The file with the local token of the admin API."""
+        return self.folder / "controlplane" / "admin.token"
+
+    @property
+    def auth(self) -> dict[str, str]:
+        """The header that the admin API asks for; the token is one of the run's secrets."""
+        self.secrets["admin token"] = self.token_file.read_text().strip()
+        return {"Authorization": f"Bearer {self.secrets['admin token']}"}
+
     def api(self, path: str) -> Any:
         """A resource of the admin API."""
-        answer = requests.get(f"{self.admin_url}/api/v1/{path}", timeout=10)
+        answer = requests.get(f"{self.admin_url}/api/v1/{path}", headers=self.auth, timeout=10)
         assert answer.ok, f"GET {path}: {answer.status_code} {answer.text}"
         return answer.json()
 
     def llmgw(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         """Run the ``llmgw`` command against this installation."""
         environment = {**os.environ, "LLMGW_API": self.admin_url, "NO_COLOR": "1", "COLUMNS": "200"}
+        environment["LLMGW_TOKEN_FILE"] = str(self.token_file)
         command = [sys.executable, "-m", "llmgw.cli", *arguments]
         done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=30, check=False)
         assert not check or done.returncode == 0, f"llmgw {' '.join(arguments)}: {done.stdout}{done.stderr}"

@@ -1,123 +1,270 @@
-"""Nodes: list, cordon, uncordon."""
+"""Nodes: what they have and what is claimed of it."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from llmgw.cli import completion
 from llmgw.cli.client import Client, segment
-from llmgw.cli.options import api, example, output
-from llmgw.cli.output import UNKNOWN, ago, count, gb, plain, plural, table
+from llmgw.cli.groups import Group
+from llmgw.cli.options import api, example, output, watch
+from llmgw.cli.output import UNKNOWN, ago, clean, count, gb, gb_of
+from llmgw.cli.tables import Row, fitting, gauge, table
+from llmgw.cli.watch import view
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 Node = dict[str, Any]
 
+OURS = "llmgw.io/"
+PLACES = ("site", "room", "row", "rack", "pdu")
+"""Where a node is, from large to small."""
 
-def _devices(node: Node) -> str:
-    """Devices by class: claimed of total, and those left out with their reason."""
-    classes: dict[str, list[int]] = {}
-    left_out = []
-    for device in node["devices"]:
-        figures = classes.setdefault(device.get("device_class") or device.get("name") or "unknown", [0, 0])
-        figures[0] += "claimed_by" in device
-        figures[1] += 1
-        if "excluded" in device:
-            left_out.append(f"{device.get('index', device['uuid'])} not used: {device['excluded']}")
-    shown = [f"{name} {claimed}/{total}" for name, (claimed, total) in sorted(classes.items())]
-    if not shown and "address" in node:
-        shown = ["none"]
-    return "; ".join([*shown, *left_out]) or UNKNOWN
+STATUSES = ("connected", "reconnecting", "unreachable", "lost")
+SMALL, LARGE = 4, 8
+BARS = (8, 6, 4, 3, 0)
+"""Lengths of bars: the longest that fits beside everything else."""
+
+WIDE_ENOUGH = 110
+"""Columns of a terminal from which on there is room for more."""
 
 
-def _engines(node: Node) -> str:
-    if "engines" not in node:
-        return UNKNOWN
-    words = []
-    for engine in node["engines"]:
-        state = "" if engine["state"] == "ready" else f" ({engine['state']}: {engine.get('detail') or 'no detail'})"
-        words.append(engine["name"] + state)
-    return ", ".join(words) or "none"
-
-
-def _status(node: Node) -> str:
-    return f"{node['status']} cordoned" if "cordon" in node else str(node["status"])
-
-
-def _memory(node: Node) -> str:
-    memory = node.get("memory", {})
-    return f"{gb(memory.get('claimed_bytes'))}/{gb(memory.get('total_bytes'))}"
-
-
-def _cores(node: Node) -> str:
-    cpu = node.get("cpu", {})
-    return f"{count(cpu.get('claimed_cores'))}/{count(cpu.get('count'))}"
-
-
-@click.command(epilog=example("llmgw ctl nodes", "llmgw ctl nodes -o wide"))
+@click.command(
+    epilog=example(
+        "llmgw ctl nodes",
+        "llmgw ctl nodes --status unreachable",
+        "llmgw ctl nodes --domain rack=r12 --label tier=gold -o wide",
+    )
+)
+@click.option("--status", type=click.Choice(STATUSES), help="Only nodes in this state.")
+@click.option("--domain", metavar="KIND=NAME", help="Only nodes there, such as rack=r12.")
+@click.option("--name", metavar="PART", help="Only nodes whose id contains this.")
+@click.option("--label", metavar="NAME=VALUE", multiple=True, help="Only nodes with this label; may be repeated.")
+@watch
 @output
 @api
-def nodes(client: Client, form: str) -> None:
+def nodes(
+    client: Client,
+    *,
+    form: str,
+    watch: float | None,
+    status: str | None,
+    domain: str | None,
+    name: str | None,
+    label: tuple[str, ...],
+) -> None:
     """List nodes: status, claims of what they have, devices, engines.
 
-    CORES and MEM are claimed of total (GB); "-" is unknown.
+    CORES, MEM (GB) and devices are claimed of total, RUNS counts replicas; "-" is unknown. Excluded devices, engines
+    that are not ready and cordons are told below their node.
     """
-    answer = client.get("nodes", "nodes")
-    if plain(answer, form):
-        return
-    wide = form == "wide"
-    table(
-        [
-            *("NODE", "STATUS", "SINCE", "CORES", "MEM", "devices", "engines", "REPLICAS"),
-            *(["CPU%", "LOAD", "MEM USED", "ADDRESS", "AGENT", "labels", "cordon", "notes"] if wide else []),
-        ],
-        [
-            [
-                node["id"],
-                _status(node),
-                ago(node.get("status_seconds")),
-                _cores(node),
-                _memory(node),
-                _devices(node),
-                _engines(node),
-                len(node["replicas"]),
-                *(_more(node) if wide else []),
-            ]
-            for node in answer["nodes"]
-        ],
-        "No node is enrolled. Add its token to the control plane's fleet_tokens and send it SIGHUP.",
+    query: dict[str, Any] = {"status": status, "domain": domain, "name": name, "label": list(label) or None}
+    none = (
+        "No node matches."
+        if any(query.values())
+        else "No node is enrolled. Add its token to the control plane's fleet_tokens and send it SIGHUP."
+    )
+    view(
+        form,
+        watch,
+        lambda: client.all("nodes", "nodes", **query),
+        lambda out, answer: show(out, answer["nodes"], form == "wide", none),
     )
 
 
+def show(out: "Console", found: list[Node], wide: bool, none: str) -> None:
+    """The table of nodes."""
+    roomy = wide or out.width >= WIDE_ENOUGH
+
+    def rows(bar: int) -> list[Row]:
+        return [
+            Row(
+                [
+                    node["id"],
+                    location(node) if roomy else location(node).rpartition("/")[2],
+                    _status(node),
+                    _cores(node, bar),
+                    _memory(node, bar),
+                    _devices(node, bar),
+                    len(node["replicas"]),
+                    *(_more(node) if wide else []),
+                ],
+                _notes(node),
+            )
+            for node in found
+        ]
+
+    columns = [
+        *("NODE", "location", "STATUS", "CORES", "MEM", "devices", ">RUNS"),
+        *(["SINCE", "engines", ">CPU%", ">LOAD", ">MEM USED", "ADDRESS", "AGENT", "labels"] if wide else []),
+    ]
+    table(columns, fitting(columns, rows, BARS, out.width), none, out)
+
+
+def location(node: Node) -> str:
+    """Where a node is: ``room/row/rack``."""
+    places = node.get("location") or {}
+    return "/".join(clean(places[place]) for place in PLACES if place in places)
+
+
+def _status(node: Node) -> str:
+    kept = [word for word, field in (("cordoned", "cordon"), ("held", "holds")) if node.get(field)]
+    return " ".join(kept if kept and node["status"] == "connected" else [str(node["status"]), *kept])
+
+
+def _cores(node: Node, width: int) -> str:
+    cpu = node.get("cpu", {})
+    claimed, total = cpu.get("claimed_cores"), cpu.get("count")
+    return gauge(claimed, total, f"{count(claimed)}/{count(total)}", width)
+
+
+def _memory(node: Node, width: int) -> str:
+    memory = node.get("memory", {})
+    claimed, total = memory.get("claimed_bytes"), memory.get("total_bytes")
+    return gauge(claimed, total, gb_of(claimed, total), width)
+
+
+def _devices(node: Node, width: int) -> str:
+    """Devices by class: claimed of those that may be used."""
+    if "address" not in node and not node["devices"]:
+        return UNKNOWN
+    classes: dict[str, list[int]] = {}
+    for device in node["devices"]:
+        figures = classes.setdefault(clean(device.get("device_class") or device.get("name") or "unknown"), [0, 0])
+        figures[0] += "claimed_by" in device
+        figures[1] += 1
+    shown = [
+        f"{name} {gauge(claimed, total, f'{claimed}/{total}', width)}"
+        for name, (claimed, total) in sorted(classes.items())
+    ]
+    return ", ".join(shown) or "none"
+
+
+def _notes(node: Node) -> list[str]:
+    """What is not as it should be."""
+    notes = []
+    if "cordon" in node:
+        cordon = node["cordon"]
+        notes.append(f"cordoned: {cordon['reason'] or 'no reason given'} ({cordon['actor']}, {cordon['at']})")
+    for hold in node.get("holds") or ():
+        notes.append(f"held: {hold.get('domain')}: {hold.get('reason')}" if isinstance(hold, dict) else f"held: {hold}")
+    excluded: dict[str, list[str]] = {}
+    for device in node["devices"]:
+        if "excluded" in device:
+            excluded.setdefault(device["excluded"], []).append(str(device.get("index", device["uuid"])))
+    notes += [f"device {', '.join(names)} not used: {reason}" for reason, names in excluded.items()]
+    for engine in node.get("engines") or ():
+        if engine["state"] != "ready":
+            notes.append(f"engine {engine['name']} {engine['state']}: {engine.get('detail') or 'no detail'}")
+    if node.get("engines") == []:
+        notes.append("no engine is installed here")
+    return [*notes, *node.get("notes", [])]
+
+
+def engines(node: Node) -> str:
+    """Engines and their install state."""
+    if "engines" not in node:
+        return UNKNOWN
+    words = [
+        f"{engine['name']}" + ("" if engine["state"] == "ready" else f" ({engine['state']})")
+        for engine in node["engines"]
+    ]
+    return ", ".join(words) or "none"
+
+
 def _more(node: Node) -> list[Any]:
-    cordon = node.get("cordon")
     return [
+        ago(node.get("status_seconds")),
+        engines(node),
         count(node.get("cpu", {}).get("percent")),
         count(node.get("cpu", {}).get("load1")),
         gb(node.get("memory", {}).get("used_bytes")),
         node.get("address"),
         node.get("agent_version"),
-        ", ".join(f"{name}={value}" for name, value in sorted(node.get("labels", {}).items())),
-        f"{cordon['reason']} ({cordon['actor']}, {cordon['at']})" if cordon else "",
-        "; ".join(node.get("notes", [])),
+        _labels(node),
     ]
 
 
-@click.command(epilog=example('llmgw ctl cordon node-3 --reason "fan is failing"'))
-@click.argument("node")
-@click.option("--reason", default="", help="Why; shown wherever the node is turned down.")
-@output
-@api
-def cordon(client: Client, node: str, reason: str, form: str) -> None:
-    """Place nothing new on a node. What runs there goes on."""
-    answer = client.send("POST", f"nodes/{segment(node)}/cordon", "id", {"reason": reason})
-    if not plain(answer, form):
-        click.echo(f"{answer['id']} is cordoned; {plural(len(answer['replicas']), 'replica')} there now")
+def _labels(node: Node) -> str:
+    labels = node.get("labels") or {}
+    return ", ".join(f"{name}={value}" for name, value in sorted(labels.items()) if not name.startswith(OURS))
 
 
-@click.command(epilog=example("llmgw ctl uncordon node-3"))
-@click.argument("node")
+# ---------------------------------------------------------------- one node
+
+
+@click.group(cls=Group, epilog=example("llmgw ctl node show node-3"))
+def node() -> None:
+    """One node."""
+
+
+@node.command("show", epilog=example("llmgw ctl node show node-3", "llmgw ctl node show node-3 --watch"))
+@click.argument("name", metavar="NODE", shell_complete=completion.nodes)
+@watch
 @output
 @api
-def uncordon(client: Client, node: str, form: str) -> None:
-    """Let new replicas on a node again."""
-    answer = client.send("POST", f"nodes/{segment(node)}/uncordon", "id")
-    if not plain(answer, form):
-        click.echo(f"{answer['id']} takes new replicas: no cordon is on it")
+def show_node(client: Client, name: str, form: str, watch: float | None) -> None:
+    """Show a node: every device, engine, label and replica."""
+    view(form, watch, lambda: client.get(f"nodes/{segment(name)}", "devices"), show_one)
+
+
+def show_one(out: "Console", found: Node) -> None:
+    """Everything that is known about a node."""
+    cpu, memory = found.get("cpu", {}), found.get("memory", {})
+    show(out, [found], False, "")
+    out.print()
+    facts = [
+        ("since", ago(found.get("status_seconds"))),
+        ("last heard", f"{ago(found.get('last_heard_seconds'))} ago" if "last_heard_seconds" in found else UNKNOWN),
+        ("address", f"{clean(found.get('address'))} ({clean(found.get('hostname'))})"),
+        ("system", " ".join(clean(found[word]) for word in ("os", "kernel", "arch") if word in found) or UNKNOWN),
+        ("processor", clean(cpu.get("model"))),
+        (
+            "measured",
+            ", ".join(
+                [
+                    f"{count(cpu.get('percent'))} % of {count(cpu.get('count'))} cores",
+                    f"load {count(cpu.get('load1'))}",
+                    f"{gb(memory.get('used_bytes'))} GB memory used",
+                ]
+            ),
+        ),
+        ("driver", clean(found.get("driver"))),
+        ("agent", clean(found.get("agent_version"))),
+        ("engines", ", ".join(_engine(engine) for engine in found["engines"]) if "engines" in found else UNKNOWN),
+        ("labels", ", ".join(f"{k}={v}" for k, v in sorted((found.get("labels") or {}).items())) or "none"),
+        ("replicas", ", ".join(found["replicas"]) or "none"),
+    ]
+    for name, words in facts:
+        out.print(f"{name:11} {clean(words)}")
+    if found["devices"]:
+        out.print()
+        table(
+            [">DEVICE", "CLASS", "MEM USED", ">UTIL%", ">°C", ">WATTS", "CLAIMED BY", "why"],
+            [_device(device) for device in found["devices"]],
+            "",
+            out,
+        )
+
+
+def _engine(engine: Node) -> str:
+    return " ".join(clean(engine[word]) for word in ("name", "version", "state") if engine.get(word))
+
+
+def _device(device: Node) -> Row:
+    used, total = device.get("memory_used_bytes"), device.get("memory_bytes")
+    foreign = device.get("foreign_processes") or []
+    return Row(
+        [
+            device.get("index", device["uuid"]),
+            device.get("device_class") or device.get("name"),
+            gauge(used, total, gb_of(used, total), SMALL),
+            count(device.get("utilization_percent")),
+            count(device.get("temperature_celsius")),
+            count(device.get("power_watts")),
+            device.get("claimed_by", ""),
+            f"not used: {device['excluded']}" if "excluded" in device else "",
+        ],
+        [f"other processes: {', '.join(foreign)}"] if foreign else [],
+    )

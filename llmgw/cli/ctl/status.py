@@ -1,31 +1,46 @@
-"""``ctl status``: problems first, then capacity, then models (CLI-02). 80 columns do."""
+"""``ctl status``: problems first, then capacity, then models (CLI-02).
 
-import sys
+80 columns and one screen do, for four nodes as for two thousand.
+"""
+
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from llmgw.cli.client import Client
-from llmgw.cli.options import api, example, output
-from llmgw.cli.output import ago, clean, console, count, gb, plain, plural, table
+from llmgw.cli.ctl.problems import told
+from llmgw.cli.options import api, example, output, watch
+from llmgw.cli.output import GIB, UNKNOWN, ago, clean, count, gb, plural
+from llmgw.cli.tables import bar, below, share, table
+from llmgw.cli.watch import view
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 Answer = dict[str, Any]
 BAR = 24
-NAME = 14
+ROOMY = 72
+NAME = 20
+MOST = 12
+"""Lines of a section; what is more is counted, with the command that lists it."""
+
+BAD = ("unplaceable", "parked", None)
 
 
-@click.command(epilog=example("llmgw ctl status", "llmgw ctl status -o json"))
+@click.command(epilog=example("llmgw status", "llmgw ctl status -o json", "llmgw ctl status --watch"))
+@watch
 @output
 @api
-def status(client: Client, form: str) -> None:
-    """Show the state of the whole: problems first, capacity, models against what they should have."""
-    answer = client.get("status", "problems")
-    if plain(answer, form):
-        return
-    out = console()
+def status(client: Client, form: str, watch: float | None) -> None:
+    """Show the state of the whole: problems first, capacity, models against what they should have.
+
+    Problems that are alike are told in one line, the worst first.
+    """
+    view(form, watch, lambda: client.get("status", "problems"), show)
+
+
+def show(out: "Console", answer: Answer) -> None:
+    """Everything that a person woken at night must know first."""
     _head(out, answer)
     _problems(out, answer)
     _capacity(out, answer["capacity"])
@@ -34,33 +49,41 @@ def status(client: Client, form: str) -> None:
 
 def _head(out: "Console", answer: Answer) -> None:
     nodes = answer["nodes"]
-    words = [f"{nodes['connected']} of {nodes['total']} nodes connected"]
+    words = [f"{nodes['connected']} of {plural(nodes['total'], 'node')} connected"]
     words += [
-        f"{nodes[word]} {word}" for word in ("reconnecting", "unreachable", "lost", "cordoned") if nodes.get(word)
+        f"{nodes[word]} {word}"
+        for word in ("reconnecting", "unreachable", "lost", "cordoned", "held")
+        if nodes.get(word)
     ]
     routers = answer["routers"]
-    words.append(f"{len(routers)} router process{'es' if len(routers) != 1 else ''}")
-    out.print(f"llmgw {clean(answer['version'])}, epoch {answer['epoch']}, up {ago(answer.get('uptime_seconds'))}")
-    out.print(", ".join(words))
+    head = f"llmgw {clean(answer['version'])}, epoch {answer['epoch']}, up {ago(answer.get('uptime_seconds'))}"
+    below(out, f"{head}, {len(routers)} router process{'es' if len(routers) != 1 else ''}", 0)
+    below(out, ", ".join(words), 0)
+    if answer.get("stopped"):
+        below(out, "SERVING IS STOPPED: every request is refused. Go on with: llmgw start", 0, "bold red")
     settling = answer["settling"]
     if settling["active"]:
-        out.print(
-            f"Settling for {ago(settling.get('seconds'))}: {clean(settling.get('reason'))}; nothing is placed yet"
-        )
+        since, why = ago(settling.get("seconds")), clean(settling.get("reason"))
+        below(out, f"Settling for {since}: {why}; nothing is placed yet", 0, "yellow")
 
 
 def _problems(out: "Console", answer: Answer) -> None:
-    from rich.padding import Padding  # noqa: PLC0415 - not needed to start a part
-    from rich.text import Text  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415 - not needed to start a part
 
     problems = answer["problems"]
     if not problems:
-        out.print(Text("\nNo problems.", style="green"))
+        out.print("\nNo problems.", style="green")
         return
-    out.print(Text(f"\nPROBLEMS ({len(problems)})", style="bold red"))
-    for problem in problems:
-        words = f"{clean(problem['kind'])} {clean(problem['subject'])}: {clean(problem['message'])}"
-        out.print(Padding(Text(words), (0, 0, 0, 2), expand=False))
+    out.print(f"\nPROBLEMS ({len(problems)})", style="bold red")
+    lines = told(problems)
+    for line in lines[:MOST]:
+        head, colon, words = line.words.partition(": ")
+        below(out, Text.assemble((head + colon, "bold"), words), 2)
+        if line.see:
+            below(out, line.see, 4, "bright_black")
+    rest = sum(line.many for line in lines[MOST:])
+    if rest:
+        below(out, f"… and {rest} more: llmgw ctl status -o json", 2)
 
 
 def _capacity(out: "Console", capacity: Answer) -> None:
@@ -68,18 +91,24 @@ def _capacity(out: "Console", capacity: Answer) -> None:
     for device in capacity["devices"]:
         excluded = f", {device['excluded']} not used" if device["excluded"] else ""
         words = f"{device['claimed']} of {device['total']}, {device['free']} free{excluded}"
-        lines.append((device["device_class"], _share(device["claimed"], device["total"]), words))
+        lines.append((clean(device["device_class"]), share(device["claimed"], device["total"]), words))
     memory, cores = capacity["memory"], capacity["cores"]
-    words = (
-        f"{gb(memory.get('claimed_bytes'))} of {gb(memory.get('total_bytes'))} GB, {gb(memory.get('used_bytes'))} used"
-    )
-    lines.append(("memory", _share(memory.get("claimed_bytes"), memory.get("total_bytes")), words + _unknown(memory)))
-    claimed, total, used = (count(cores.get(f"{word}_cores")) for word in ("claimed", "total", "used"))
-    words = f"{claimed} of {total}, {used} used"
-    lines.append(("cores", _share(cores.get("claimed_cores"), cores.get("total_cores")), words + _unknown(cores)))
+    claimed, total, used = (memory.get(f"{word}_bytes") for word in ("claimed", "total", "used"))
+    lines.append(("memory", share(claimed, total), _sizes(claimed, total, used) + _unknown(memory)))
+    words = "{} of {}, {} used".format(*(count(cores.get(f"{word}_cores")) for word in ("claimed", "total", "used")))
+    lines.append(("cores", share(cores.get("claimed_cores"), cores.get("total_cores")), words + _unknown(cores)))
     out.print("\nCAPACITY (claimed by replicas)", style="bold")
-    for name, share, text in lines:
-        out.print(f"  {clean(name)[:NAME]:{NAME}} {_bar(share)} {text}")
+    width = min(NAME, max(len(name) for name, _, _ in lines))
+    length = BAR if out.width >= ROOMY else BAR // 4
+    for name, part, text in lines:
+        below(out, f"{name[:NAME]:{width}}  {bar(part, length)}  {text}", 2)
+
+
+def _sizes(claimed: float | None, total: float | None, used: float | None) -> str:
+    """Memory of the whole, in the unit that its size asks for."""
+    tera = (total or 0) >= 10_000 * GIB
+    parts = [gb(size if size is None or not tera else size / 1024) for size in (claimed, total, used)]
+    return f"{parts[0]} of {parts[1]} {'TB' if tera else 'GB'}, {parts[2]} used"
 
 
 def _unknown(figures: Answer) -> str:
@@ -87,33 +116,44 @@ def _unknown(figures: Answer) -> str:
     return f" ({plural(number, 'node')} not known)" if number else ""
 
 
-def _share(part: float | None, whole: float | None) -> float | None:
-    return None if part is None or not whole else min(1.0, part / whole)
-
-
-def _bar(share: float | None) -> str:
-    full, free = ("█", "░") if "utf" in (getattr(sys.stdout, "encoding", None) or "").lower() else ("#", ".")
-    if share is None:
-        return "-".ljust(BAR)
-    filled = round(share * BAR)
-    if share > 0:
-        filled = max(1, filled)
-    return full * filled + free * (BAR - filled)
-
-
 def _models(out: "Console", answer: Answer) -> None:
-    out.print("\nMODELS (ready of wanted)", style="bold")
-    table(
-        ["MODEL", "STATE", "READY", "why"],
-        [
-            [
-                model["name"],
-                model.get("state"),
-                f"{model['ready']}/{model['wanted']}",
-                "" if model.get("state") == "ready" and model["ready"] >= model["wanted"] else model.get("reason", ""),
-            ]
-            for model in answer["models"]
-        ],
-        "  The catalog has no models. Add one to the catalog file, then: llmgw ctl catalog reload",
-        out,
-    )
+    models = answer["models"]
+    replicas = ", ".join(f"{number} {clean(word)}" for word, number in sorted(answer["replicas"].items()) if number)
+    out.print()
+    below(out, "MODELS (ready of wanted)" + (f"; replicas: {replicas}" if replicas else ""), 0, "bold")
+    named = {problem["subject"] for problem in answer["problems"] if problem["kind"] == "model"}
+    shown = models if len(models) <= MOST else [model for model in models if not _good(model)]
+    shown = sorted(shown, key=lambda model: (_good(model), model["ready"] >= model["wanted"]))
+    rows = [
+        [model["name"], model.get("state"), f"{model['ready']}/{model['wanted']}", _why(model, named)]
+        for model in shown[:MOST]
+    ]
+    if rows or not models:
+        table(
+            ["MODEL", "STATE", "READY", "why"],
+            rows,
+            "The catalog has no models. Add one: llmgw ctl model add --help",
+            out,
+        )
+    left = len(shown[MOST:])
+    if left:
+        below(out, f"… and {left} more: llmgw ctl models", 0)
+    fine = [model for model in models if _good(model)] if len(models) > MOST else []
+    if fine:
+        states: dict[str, int] = {}
+        for model in fine:
+            states[model["state"]] = states.get(model["state"], 0) + 1
+        words = ", ".join(f"{number} {clean(word)}" for word, number in states.items())
+        below(out, f"{plural(len(fine), 'model')} as they should be: {words}. All: llmgw ctl models", 0)
+
+
+def _good(model: Answer) -> bool:
+    return model.get("state") not in BAD and model["ready"] >= model["wanted"]
+
+
+def _why(model: Answer, named: set[str]) -> str:
+    """The reason, unless it stands among the problems."""
+    if _good(model) or model["name"] in named:
+        return ""
+    reason = model.get("reason")
+    return clean(reason) if reason else "" if model.get("state") else UNKNOWN

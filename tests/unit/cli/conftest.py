@@ -1,6 +1,7 @@
 """A running control plane for the command, and the command in this process."""
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
@@ -27,11 +28,21 @@ def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlP
     started.stop()
 
 
+@pytest.fixture(autouse=True)
+def nobodys_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Neither tokens nor addresses of whoever runs the tests."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr("llmgw.cli.credentials.LOCAL", tmp_path / "none" / "admin.token")
+    for name in ("LLMGW_TOKEN", "LLMGW_TOKEN_FILE", "LLMGW_API", "LLMGW_CA", "COLUMNS", "EDITOR", "VISUAL"):
+        monkeypatch.delenv(name, raising=False)
+
+
 @pytest.fixture
 def run(control_plane: ControlPlane) -> Run:
     """The command against the control plane: ``run("ctl", "status")``."""
 
-    def call(*arguments: str, **environment: str) -> Result:
-        return CliRunner().invoke(main, arguments, env={"LLMGW_API": control_plane.api, **environment})
+    def call(*arguments: str, stdin: str | None = None, **environment: str) -> Result:
+        own = {"LLMGW_API": control_plane.api, "LLMGW_TOKEN_FILE": str(control_plane.state / "admin.token")}
+        return CliRunner().invoke(main, arguments, input=stdin, env={**own, **environment})
 
     return call

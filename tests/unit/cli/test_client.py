@@ -59,7 +59,7 @@ def test_failures_of_the_connection(error: Exception, words: str) -> None:
     [
         (200, "<!DOCTYPE html><html>Welcome to nginx!</html>", "text/html", "answered with a web page (status 200)"),
         (502, "<html>Bad Gateway</html>", "text/html", "answered with a web page (status 502)"),
-        (302, "", "text/plain", "answered with something else (text/plain) (status 302)"),
+        (302, "", "text/plain", "sends elsewhere (status 302, to nowhere), as a login page"),
         (200, "", "", "answered with something else"),
         (200, "[1, 2]", "application/json", "not as the admin API"),
         (200, '{"level"', "application/json", "not as the admin API"),

@@ -3,8 +3,7 @@ import json
 import pytest
 
 from llmgw.wire.errors import ROUTER
-from router.errors import RETRY_AFTER, STATE_CODES, Refused, event
-from router.service import _STATE_WORDS
+from router.errors import _STATE_WORDS, RETRY_AFTER, STATE_CODES, Refused, event
 
 
 @pytest.mark.parametrize("code", ROUTER)

@@ -74,8 +74,8 @@ def test_request_head():
         b"POST /v1/completions HTTP/1.1\r\nhost: 10.0.0.1:80\r\ncontent-type: application/json\r\n"
         b"authorization: Bearer ek-x\r\n"
     )
-    keyless = request_head(Endpoint(id="a", host="::1", port=80, upstream_model="m"), b"/")
-    assert keyless == b"POST / HTTP/1.1\r\nhost: [::1]:80\r\ncontent-type: application/json\r\n"
+    keyless = request_head(Endpoint(id="a", host="::1", port=80, upstream_model="m"), b"/v1/x")
+    assert keyless == b"POST /v1/x HTTP/1.1\r\nhost: [::1]:80\r\ncontent-type: application/json\r\n"
 
 
 @pytest.mark.parametrize(

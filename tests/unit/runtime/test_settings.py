@@ -155,7 +155,7 @@ def test_all_faults_are_reported_at_once(write) -> None:
         ("agents: {listen: ':7000'}", "agents.listen", "HOST:PORT"),
         ("agents: {listen: 'http://h:1'}", "agents.listen", "HOST:PORT"),
         ("token_file: ''", "token_file", "path"),
-        ("node_id: 2024-01-01", "node_id", "text"),
+        ("node_id: 2024", "node_id", "text"),
         ("engines: {1: a}", "engines", "names"),
         ("1: a", "1", "is not a setting"),
     ],

@@ -15,7 +15,6 @@ from controlplane.events import (
     CloseSession,
     Commit,
     Committed,
-    Cordon,
     Decision,
     Effect,
     EpochRaised,
@@ -28,7 +27,7 @@ from controlplane.events import (
     SessionClosed,
     SessionOpened,
 )
-from controlplane.loop import Loop, LoopSettings
+from controlplane.loop import Intent, Loop, LoopSettings
 from controlplane.planning.view import FleetView, ReplicaView
 from llmgw.runtime.clock import ManualClock
 from llmgw.runtime.settings import parse_yaml
@@ -236,7 +235,7 @@ class Harness:
         nodes: Iterable[str] = ("n1",),
         *,
         clock: ManualClock | None = None,
-        cordons: dict[str, Cordon] | None = None,
+        intent: Intent | None = None,
         seed: int = 1,
         epoch: int = 1,
         boot: str = "boot-a",
@@ -259,7 +258,7 @@ class Harness:
         self.passes = 0
         self.between: Callable[[], None] | None = None
         self.report_routers: Callable[[], list[tuple[str, Report]]] = list
-        self.boot(catalog, cordons or {}, seed=seed, epoch=epoch, boot=boot, secret=secret, settings=settings)
+        self.boot(catalog, intent or Intent(), seed=seed, epoch=epoch, boot=boot, secret=secret, settings=settings)
         for node_id in sorted(self.enrolled):
             self.agents[node_id] = FakeAgent(node_id, self.clock.monotonic)
             if connect:
@@ -268,7 +267,7 @@ class Harness:
     def boot(
         self,
         catalog: str,
-        cordons: dict[str, Cordon],
+        intent: Intent,
         *,
         seed: int,
         epoch: int,
@@ -281,7 +280,7 @@ class Harness:
             LoopSettings(**settings),  # type: ignore[arg-type]
             catalog_of(catalog),
             enrolled=self.enrolled,
-            cordons=cordons,
+            intent=intent,
             rng=random.Random(seed),
             epoch=epoch,
             boot=boot,
@@ -290,12 +289,14 @@ class Harness:
             now=self.clock.monotonic(),
         )
 
-    def restart(self, catalog: str = ONE_MODEL, boot: str = "boot-b", **settings: float) -> None:
+    def restart(
+        self, catalog: str = ONE_MODEL, boot: str = "boot-b", intent: Intent | None = None, **settings: float
+    ) -> None:
         """The control plane is killed and comes back; no agent is connected."""
         self.sessions.clear()
         for agent in self.agents.values():
             agent.session = None
-        self.boot(catalog, {}, seed=2, epoch=2, boot=boot, secret=SECRET, settings=settings)
+        self.boot(catalog, intent or Intent(), seed=2, epoch=2, boot=boot, secret=SECRET, settings=settings)
 
     @property
     def view(self) -> FleetView:

@@ -5,14 +5,14 @@ from dataclasses import replace as changed
 import msgspec
 import pytest
 
-from controlplane.events import Cordon
-from controlplane.planning import reconcile
+from controlplane.events import Cordon, ServingSet
+from controlplane.planning import step
 from controlplane.planning.check import check, check_view
 from controlplane.planning.plan import Drain, Place, Plan, ShardPlace, Stop
-from controlplane.planning.view import ModelHealth, Settling
+from controlplane.planning.view import ModelHealth, Restart, Settling
 from llmgw.wire.messages import PortRange
 from tests.unit.controlplane.core.harness import GIB, Harness, gpus, inventory, spec
-from tests.unit.controlplane.core.test_placement import GPU, catalog, fleet, profile, running
+from tests.unit.controlplane.core.test_placement import GPU, catalog, change_profile, fleet, profile, running
 
 
 def placing(view, replica="tiny-00000001", node="n1", **changes) -> Place:
@@ -30,6 +30,23 @@ def test_a_good_plan_passes():
     view = fleet(n1=inventory())
     running(view, "n1", "tiny-a", port=20000)
     assert said(view, placing(view), Drain("tiny-a", "tiny", "why", 1.0)) == ""
+
+
+def test_a_restart_counts_one_for_two():
+    """REC-30: a replacement at the model's max is no replica too many; one more is."""
+    view = fleet(catalog(scaling="{min: 1, max: 1}"), n1=inventory())
+    running(view, "n1", "tiny-a", port=20000)
+    view.replicas["tiny-a"].restarting = asked("queued")
+    assert said(view, changed(placing(view), replaces="tiny-a")) == ""
+    assert "would have 2 replicas; its max is 1" in said(view, placing(view))
+    running(view, "n1", "tiny-b", port=20002)
+    view.replicas["tiny-a"].restarting = asked("replacing", "tiny-b")
+    assert said(view, Drain("tiny-a", "tiny", "why", 1.0, "replaced")) == ""
+    assert "would have 2 replicas; its max is 1" in said(view, placing(view))
+
+
+def asked(state, replacement=None) -> Restart:
+    return Restart("anna", "why", 1, 0.0, state, replacement=replacement)
 
 
 def _set(obj, **fields):
@@ -54,6 +71,34 @@ def _set(obj, **fields):
         (lambda v: v.health.update(tiny=ModelHealth(parked=True)), placing, "is parked"),
         (lambda v: v.health.update(tiny=ModelHealth(quarantined="x")), placing, "is quarantined"),
         (lambda v: [running(v, "n1", f"tiny-{i}") for i in range(8)], placing, "would have 10 replicas; its max is 9"),
+        (lambda v: _set(v, serving=ServingSet(stopped=True)), placing, "while serving is stopped"),
+        (
+            lambda v: (_set(v.nodes["n1"], own_labels={"rack": "r1"}), _set(v, holds={"rack=r1": Cordon("", "", "")})),
+            placing,
+            "n1 is in domain rack=r1, which is held",
+        ),
+        (lambda v: None, lambda v: placing(v, source="hf:org/name"), "n1 cannot fetch hf:org/name"),
+        (lambda v: change_profile(v, nodes=2), placing, "over 2 nodes"),
+        (
+            lambda v: None,
+            lambda v: changed(placing(v), replaces="tiny-a"),
+            "nobody asked for a restart of replica tiny-a",
+        ),
+        (lambda v: None, lambda v: Drain("tiny-a", "tiny", "why", 1.0, "in place"), "nobody asked for a restart"),
+        (
+            lambda v: _set(v.replicas["tiny-a"], restarting=asked("replacing", "tiny-b")),
+            lambda v: Drain("tiny-a", "tiny", "why", 1.0, "replaced"),
+            "no replacement of it is ready",
+        ),
+        (
+            lambda v: (
+                _set(v.replicas["tiny-a"], restarting=asked("queued")),
+                running(v, "n1", "tiny-b", port=20003),
+                _set(v.replicas["tiny-b"], restarting=asked("replacing", "tiny-c")),
+            ),
+            lambda v: changed(placing(v), replaces="tiny-a"),
+            "replica tiny-a is restarted while replica tiny-b is",
+        ),
         (lambda v: None, lambda v: changed(placing(v), reason=""), "without a reason"),
         (lambda v: None, lambda v: changed(placing(v), profile="nope"), "no profile nope"),
         (lambda v: None, lambda v: changed(placing(v), shards=()), "without a shard"),
@@ -121,13 +166,13 @@ def test_the_whole_view_is_checked_for_double_owners():
 
 def test_a_violation_quarantines_its_model_and_the_rest_goes_on(monkeypatch):
     """A fault of ours stops one model, not the fleet; a new definition frees it."""
-    true_spec = reconcile.shard_spec
+    true_spec = step.shard_spec
 
     def wrong(model, spot, replica_id):
         made = true_spec(model, spot, replica_id)
         return msgspec.structs.replace(made, port=1) if model.name == "bad" else made
 
-    monkeypatch.setattr(reconcile, "shard_spec", wrong)
+    monkeypatch.setattr(step, "shard_spec", wrong)
     row = "{scaling: {min: 1, max: 1}, profiles: [{engine: sim, source: 'sim:', min_memory_gb: 1}]}"
     h = Harness(f"models:\n  bad: {row}\n  good: {row}\n")
     h.advance(30)
@@ -136,7 +181,7 @@ def test_a_violation_quarantines_its_model_and_the_rest_goes_on(monkeypatch):
     assert len(h.kinds("quarantine")) == 1
     assert h.table["bad"].state == "unplaceable"
     assert "port 1 on n1" in h.table["bad"].reason
-    monkeypatch.setattr(reconcile, "shard_spec", true_spec)
+    monkeypatch.setattr(step, "shard_spec", true_spec)
     h.reload(f"models:\n  bad: {row.replace('gb: 1', 'gb: 2')}\n  good: {row}\n")
     h.advance(5)
     assert h.only("bad").state == "ready"

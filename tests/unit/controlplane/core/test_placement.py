@@ -1,5 +1,7 @@
 """Placement: every candidate's verdict, figures, and the order of choice."""
 
+from dataclasses import replace
+
 import msgspec
 import pytest
 
@@ -97,7 +99,33 @@ def _has(view, **changes):
     node.inventory = msgspec.structs.replace(node.inventory, **changes)
 
 
-SIM = {"name": "sim"}
+def held(view):
+    """By a label of the agent and by one of people."""
+    _has(view, labels={"llmgw.io/rack": "r1", "tier": "silver"})
+    view.nodes["n1"].own_labels = {"tier": "gold"}
+    view.holds = {
+        "llmgw.io/rack=r1": Cordon("power work", "ben", "today"),
+        "tier=gold": Cordon("", "ben", "today"),
+        "tier=silver": Cordon("not any more", "ben", "today"),
+    }
+
+
+def change_profile(view, **changes):
+    """Another profile, as a catalog of a release that knows more has it."""
+    model = view.catalog.models["tiny"]
+    changed = replace(model, profiles=(replace(model.profiles[0], **changes),))
+    view.catalog = replace(view.catalog, models={"tiny": changed})
+
+
+def _can(view, *capabilities):
+    view.nodes["n1"].capabilities = frozenset(capabilities)
+
+
+SEVERAL = "needs 2 nodes; this release places a replica on one node only"
+CANNOT = (
+    "weights from {}: are fetched by the node's agent, and this one (of unknown version) cannot: "
+    "put them on the node and name them with file:"
+)
 
 
 @pytest.mark.parametrize(
@@ -172,6 +200,25 @@ SIM = {"name": "sim"}
             lambda view: _has(view, engine_ports=PortRange(first=40000, last=40009)),
             [("ports_exhausted", "no port of 40000-40009 is free")],
         ),
+        (
+            catalog(),
+            held,
+            [
+                ("domain_held", "domain llmgw.io/rack=r1 is held by ben: power work"),
+                ("domain_held", "domain tier=gold is held by ben"),
+            ],
+        ),
+        (catalog(), lambda view: change_profile(view, nodes=2), [("multi_node", SEVERAL)]),
+        (
+            catalog(),
+            lambda view: change_profile(view, source="hf:org/name"),
+            [("source_not_fetched", CANNOT.format("hf"))],
+        ),
+        (
+            catalog(),
+            lambda view: (change_profile(view, source="https://x.example/w.gguf"), _can(view, "fetch:hf")),
+            [("source_not_fetched", CANNOT.format("https"))],
+        ),
     ],
 )
 def test_each_refusal_has_a_code_and_figures(cat, change, expected):
@@ -204,6 +251,22 @@ def test_all_reasons_of_a_candidate_are_told():
     view = fleet(catalog(profile(min_memory_gb=99, cpu_cores=99)), n1=inventory(engines=()))
     cordoned(view)
     assert [code for code, _ in why(view)] == ["node_cordoned", "engine_not_ready", "memory_claimed", "cores_claimed"]
+
+
+def test_an_agent_that_can_fetch_takes_such_a_source():
+    """PLC-12: what counts is the capability of the hello."""
+    view = fleet(n1=inventory())
+    change_profile(view, source="hf:org/name")
+    _can(view, "fetch:hf")
+    assert place(view).spot.node.id == "n1"
+
+
+def test_spread_goes_by_the_labels_of_people():
+    """PLC-09, PLC-22: two nodes that people say are in one rack are, whatever agents say."""
+    view = fleet(n1=rack("a"), n2=rack("b", "q"), n3=rack("c", "r"))
+    running(view, "n1", "t-1")
+    view.nodes["n2"].own_labels = {"llmgw.io/rack": "a", "llmgw.io/pdu": "p"}
+    assert place(view).spot.node.id == "n3"
 
 
 def test_ports_skip_claims_the_ephemeral_range_and_strays():

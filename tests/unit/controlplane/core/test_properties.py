@@ -18,19 +18,21 @@ from controlplane.planning.placement import Work, choose
 from controlplane.planning.plan import Place, Plan
 from controlplane.planning.policy import LoopSettings
 from controlplane.planning.reconcile import plan
-from controlplane.planning.view import FleetView, NodeView, ReplicaView, Settling, ShardView
+from controlplane.planning.view import FleetView, NodeView, ReplicaView, Restart, Settling, ShardView
 from llmgw.wire.messages import Cpu, Device, DeviceUse, EngineInstall, Measurements, PortRange
 from tests.unit.controlplane.core.harness import GIB, inventory, spec
 
 CLASSES = ("h100", "a100")
+HOLD = Cordon("h", "a", "t")
 EXAMPLES = settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 maybe = st.none
 
 profiles = st.builds(
-    lambda number, gpu, memory, cores, priority, selector, engine: Profile(
+    lambda number, gpu, memory, cores, priority, selector, engine, source, count: Profile(
         name=f"p{number}",
         engine=engine,
-        source="sim:",
+        source=source,
+        nodes=count,
         fingerprint=f"f{number}",
         priority=priority,
         gpu_class=gpu[0] if gpu else None,
@@ -46,6 +48,8 @@ profiles = st.builds(
     st.integers(0, 2),
     st.sampled_from([None, None, "gold"]),
     st.sampled_from(["sim", "llamacpp"]),
+    st.sampled_from(["sim:", "sim:", "sim:", "hf:org/name"]),
+    st.sampled_from([1, 1, 1, 1, 2]),
 )
 models = st.lists(
     st.tuples(st.lists(profiles, min_size=1, max_size=3, unique_by=lambda p: p.name), st.integers(0, 4)), max_size=4
@@ -65,6 +69,8 @@ nodes = st.lists(
             "tier": st.sampled_from([None, "gold", "silver"]),
             "cordon": st.sampled_from([False, False, False, True]),
             "registered": st.sampled_from([True, True, True, False]),
+            "people": st.sampled_from([{}, {}, {"tier": "gold"}, {"tier": "silver"}]),
+            "fetches": st.booleans(),
         }
     ),
     max_size=5,
@@ -84,6 +90,7 @@ def fleets(draw) -> FleetView:
         }
     )
     view = FleetView(catalog=catalog, settling=Settling(active=False))
+    view.holds = draw(st.sampled_from([{}, {}, {"tier=silver": HOLD}, {"tier=gold": HOLD}]))
     for i, row in enumerate(draw(nodes)):
         node_id = f"n{i}"
         has = tuple(
@@ -104,6 +111,8 @@ def fleets(draw) -> FleetView:
             session=node_id if row["registered"] else None,
             registered=row["registered"],
             cordon=Cordon("c", "a", "t") if row["cordon"] else None,
+            own_labels=row["people"],
+            capabilities=frozenset({"fetch:hf"} if row["fetches"] else ()),
             measurements=Measurements(devices=foreign),
             inventory=inventory(
                 devices=has,
@@ -181,7 +190,11 @@ def test_placements_break_no_constraint(view):
         assert node.cordon is None
         engines = node.inventory.engines
         assert engines is None or any(e.name == profile.engine and e.state == "ready" for e in engines)
-        assert all(node.inventory.labels.get(k) == v for k, v in profile.node_selector.items())
+        labels = {**node.inventory.labels, **node.own_labels}
+        assert all(labels.get(k) == v for k, v in profile.node_selector.items())
+        assert not any(f"{k}={v}" in view.holds for k, v in labels.items())
+        assert profile.source == "sim:" or "fetch:hf" in node.capabilities
+        assert profile.nodes == 1
         own = {d.uuid: d for d in node.inventory.devices}
         foreign = {use.uuid for use in node.measurements.devices if use.foreign_processes}
         assert len(set(part.spec.devices)) == profile.gpus
@@ -253,6 +266,30 @@ def test_planning_again_does_nothing(view):
     for name, model in view.catalog.models.items():
         have = sum(r.model == name and r.profile != "gone" for r in after.replicas.values())
         assert have == model.scaling.min or name in first.refused
+
+
+@EXAMPLES
+@given(fleets(), st.booleans())
+def test_a_restart_takes_one_step_and_breaks_nothing(view, in_place):
+    """REC-30: of every model at most one replica is replaced, goes first, or is given up
+    with words; never more than that, and the check agrees."""
+    ready = carried_out(view, make(view))
+    for replica in ready.replicas.values():
+        if replica.profile != "gone":
+            replica.restarting = Restart("anna", "", int(replica.id[-8:], 16), -99.0, at_once=in_place)
+    made = make(ready, seed=3)
+    assert check(made, ready) == []
+    steps: dict[str, int] = {}
+    for action in made.actions:
+        if getattr(action, "replaces", None) or getattr(action, "restart", None) == "in place":
+            steps[action.model] = steps.get(action.model, 0) + 1
+            assert not isinstance(action, Place) or not in_place
+    for replica_id, why in made.given_up.items():
+        assert why
+        name = ready.replicas[replica_id].model
+        steps[name] = steps.get(name, 0) + 1
+    asked = {replica.model for replica in ready.replicas.values() if replica.restarting is not None}
+    assert steps == dict.fromkeys(asked, 1)
 
 
 @EXAMPLES

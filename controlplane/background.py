@@ -1,0 +1,98 @@
+"""What goes on between the disk and the store all the time: usage in, history in, old rows
+out (STO-03). One object for the composition root."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from controlplane import history
+from controlplane.journal import Journal
+from controlplane.offhub import off_hub
+from controlplane.services.usage import UsageService
+from controlplane.store.access import StoreAccess
+from controlplane.store.feed import Appender, Feeder
+from controlplane.store.port import Transaction
+from controlplane.store.retention import Retention
+from controlplane.store.spool import Spool
+from controlplane.usage.intake import SPOOL, UsageIntake, put
+from llmgw.runtime.clock import Clock
+from llmgw.wire.routing import UsageBatch
+
+
+class Background:
+    """``setting`` gives a cluster setting's value, ``scopes`` the scope of every API key by
+    id, ``knows_model`` whether the catalog has a name. ``spool_bytes`` bounds what waits
+    on disk. ``usage`` reads what was used.
+    """
+
+    def __init__(
+        self,
+        state_dir: Path,
+        store: StoreAccess,
+        journal: Journal,
+        clock: Clock,
+        *,
+        setting: Callable[[str], Any],
+        scopes: Callable[[], Mapping[str, str]],
+        knows_model: Callable[[str], bool],
+        spool_bytes: int,
+    ) -> None:
+        self._spool = Spool(state_dir / SPOOL, spool_bytes)
+
+        def put_usage(tx: Transaction, records: Sequence[bytes]) -> None:
+            put(tx, records, log=setting("requests.log"))
+
+        self._usage_feed = Feeder("usage", self._spool, store, put_usage)
+        self._appender = Appender(self._spool, self._usage_feed.wake)
+        self._intake = UsageIntake(self._appender, clock, scopes, knows_model)
+        source = history.JournalSource(journal.file, lambda: journal.durable)
+        self._history_feed = Feeder("history", source, store, history.put, max_records=history.MAX_EVENTS)
+        journal.on_durable = self._history_feed.wake
+        self._retention = Retention(store, setting, clock)
+        self.usage = UsageService(store)
+
+    def take_usage(self, router_id: str, batch: UsageBatch) -> None:
+        """See ``UsageIntake.take``."""
+        self._intake.take(router_id, batch)
+
+    def start(self) -> "Background":
+        """Begin with what an earlier process left. Raises ``OSError`` if the spool cannot
+        be used."""
+        off_hub(self._spool.open)
+        self._appender.start()
+        self._usage_feed.start()
+        self._history_feed.start()
+        self._retention.start()
+        return self
+
+    def stop(self, timeout: float = 0.4) -> None:
+        """Hand over what waits, for at most ``timeout`` seconds; the rest stays on disk."""
+        self._retention.stop()
+        self._appender.stop()
+        self._usage_feed.stop(timeout / 2)
+        self._history_feed.stop(timeout / 2)
+        self._spool.close()
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Bytes of usage that the store does not have yet."""
+        return self._spool.bytes_waiting
+
+    @property
+    def set_aside(self) -> int:
+        """Records that were damaged, or that the store will never take."""
+        return self._spool.damaged + self._history_feed.refused
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """What keeps records out of the spool or the store now, in words."""
+        found = []
+        if self._appender.failing:
+            found.append(f"usage cannot be spooled: {self._appender.failing}")
+        if self._usage_feed.failing:
+            found.append(f"usage waits for the store: {self._usage_feed.failing}")
+        if self._history_feed.failing:
+            found.append(f"events wait for the store: {self._history_feed.failing}")
+        if self._retention.failing:
+            found.append(f"old rows are not forgotten: {self._retention.failing}")
+        return tuple(found)

@@ -1,0 +1,1 @@
+"""Commands that work on the store itself, without a control plane (CLI-04, STO-02)."""

@@ -1,0 +1,74 @@
+"""What was used: sums, and the log of single requests (TEN-06, CLI-05)."""
+
+from collections.abc import Callable
+from typing import Literal, TypeVar
+
+from controlplane.services.errors import store_unavailable
+from controlplane.store.access import StoreAccess
+from controlplane.store.port import Page, RequestEntry, StoreUnavailable, Transaction, UsageRow
+
+T = TypeVar("T")
+
+By = Literal["key", "scope", "model", "day", "hour"]
+
+REPORT_TIMEOUT = 30.0
+"""Seconds a report may take."""
+
+
+class UsageService:
+    """Reads usage and the request log. Every method raises ``Refused`` if the store does
+    not answer. Who may see which scope is for the caller to know."""
+
+    def __init__(self, store: StoreAccess) -> None:
+        self._store = store
+
+    def usage(
+        self,
+        since: float,
+        until: float,
+        *,
+        by: tuple[By, ...],
+        key: str | None = None,
+        scope: str | None = None,
+        model: str | None = None,
+    ) -> tuple[UsageRow, ...]:
+        """Sums between two moments, by what ``by`` names."""
+        return self._read(lambda tx: tx.usage.rows(since, until, by=by, key=key, scope=scope, model=model))
+
+    def requests(
+        self,
+        limit: int,
+        cursor: str | None = None,
+        *,
+        key: str | None = None,
+        scope: str | None = None,
+        model: str | None = None,
+        replica: str | None = None,
+        failed: bool | None = None,
+        since: float | None = None,
+        until: float | None = None,
+    ) -> Page[RequestEntry]:
+        """Logged requests, newest first."""
+        return self._read(
+            lambda tx: tx.usage.requests(
+                limit,
+                cursor,
+                key=key,
+                scope=scope,
+                model=model,
+                replica=replica,
+                failed=failed,
+                since=since,
+                until=until,
+            )
+        )
+
+    def request(self, request_id: str) -> RequestEntry | None:
+        """One logged request."""
+        return self._read(lambda tx: tx.usage.request(request_id))
+
+    def _read(self, work: Callable[[Transaction], T]) -> T:
+        try:
+            return self._store.read(work, REPORT_TIMEOUT)
+        except StoreUnavailable as error:
+            raise store_unavailable(error) from error

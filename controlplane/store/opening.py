@@ -1,0 +1,68 @@
+"""Which database the settings name."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import psycopg
+from psycopg import conninfo
+
+from controlplane.store.access import StoreThreads
+from controlplane.store.database import Backend, Database
+from controlplane.store.postgresql import Postgresql
+from controlplane.store.sqlite import Sqlite
+from llmgw.runtime.settings import read_secret
+
+FILE = "llmgw.db"
+"""The store in the state directory, unless ``store.url`` names another."""
+
+_SECRET = ("password", "sslpassword")
+
+
+def url_fault(url: str) -> str:
+    """What is wrong with a ``store.url``, in words that follow its name; empty if nothing.
+    Never repeats the URL: it may hold a password."""
+    if not url:
+        return ""
+    scheme = url.partition(":")[0].lower()
+    if scheme == "sqlite":
+        return "" if _sqlite_file(url) else "must be sqlite:///PATH with an absolute path"
+    if scheme not in ("postgresql", "postgres"):
+        return "must begin with postgresql:// or sqlite:///"
+    try:
+        parameters = conninfo.conninfo_to_dict(url)
+    except psycopg.Error:
+        return "must be like postgresql://user@host:5432/database"
+    if any(name in parameters for name in _SECRET):
+        return "must not hold a password: put it in a file (mode 0600) and name that in store.password_file"
+    if not parameters.get("dbname"):
+        return "must name the database: postgresql://user@host:5432/database"
+    return ""
+
+
+def backend_of(url: str, password_file: Path | None, default: Path, **more: Any) -> Backend:
+    """The database that ``url`` names; a SQLite file in the directory ``default`` if it is
+    empty. ``more`` is handed to ``Postgresql``. ``url`` has no fault."""
+    if not url:
+        return Sqlite(default / FILE)
+    file = _sqlite_file(url)
+    if file is not None:
+        return Sqlite(file)
+    password: Callable[[], str] | None = None
+    if password_file is not None:
+        password = lambda: read_secret(password_file)  # noqa: E731 - a name for it says no more
+    return Postgresql(url, password, **more)
+
+
+def threads(backend: Backend, timeout: float) -> StoreThreads:
+    """A writer and a reader on the database, not started yet."""
+    return StoreThreads(lambda: Database(backend), lambda: Database(backend, write=False), timeout)
+
+
+def _sqlite_file(url: str) -> Path | None:
+    parts = urlsplit(url)
+    if parts.scheme.lower() != "sqlite" or parts.netloc or parts.query or parts.fragment:
+        return None
+    path = Path(parts.path)
+    return path if path.is_absolute() and path.name else None

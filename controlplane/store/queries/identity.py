@@ -1,0 +1,237 @@
+"""Who may do what, and who leads: keys, scopes, people, secrets, the epoch."""
+
+from typing import Any, cast
+
+from sqlalchemy import Row, case, select
+
+from controlplane.store.port import AdminToken, ApiKey, Grant, Role, Scope, User
+from controlplane.store.queries.sql import Sql, whole
+from controlplane.store.tables import admin_tokens, api_keys, grants, leadership, scopes, secrets, users
+
+
+class LeadershipQueries:
+    """See ``port.Leadership``. Each is one statement, so that two processes at once never
+    take the same epoch."""
+
+    def __init__(self, sql: Sql) -> None:
+        self._sql = sql
+
+    def take_epoch(self, floor: int = 0) -> int:
+        """See the port."""
+        next_one = case((leadership.c.epoch < floor, floor), else_=leadership.c.epoch) + 1
+        statement = (
+            self._sql.insert(leadership)
+            .values(id=1, epoch=floor + 1)
+            .on_conflict_do_update(index_elements=["id"], set_={"epoch": next_one})
+            .returning(leadership.c.epoch)
+        )
+        return int(self._sql.connection.execute(statement).scalar_one())
+
+    def raise_epoch(self, epoch: int) -> None:
+        """See the port."""
+        statement = self._sql.insert(leadership).values(id=1, epoch=epoch)
+        self._sql.connection.execute(
+            statement.on_conflict_do_update(
+                index_elements=["id"], set_={"epoch": epoch}, where=leadership.c.epoch < epoch
+            )
+        )
+
+
+class SecretQueries:
+    """See ``port.Secrets``."""
+
+    def __init__(self, sql: Sql) -> None:
+        self._sql = sql
+
+    def get(self, name: str, candidate: bytes, now: float) -> bytes:
+        """See the port."""
+        values = whole(secrets, {"name": name, "value": candidate, "created_at": now})
+        self._sql.connection.execute(self._sql.insert(secrets).values(values).on_conflict_do_nothing())
+        return bytes(self._sql.connection.execute(select(secrets.c.value).where(secrets.c.name == name)).scalar_one())
+
+
+class KeyQueries:
+    """See ``port.Keys``."""
+
+    def __init__(self, sql: Sql) -> None:
+        self._sql = sql
+
+    def all(self) -> tuple[ApiKey, ...]:
+        """See the port."""
+        rows = self._sql.rows(select(api_keys).order_by(api_keys.c.created_at, api_keys.c.id))
+        return tuple(_key(row) for row in rows)
+
+    def add(self, key: ApiKey) -> None:
+        """See the port."""
+        self._sql.add(api_keys, whole(api_keys, _key_values(key)), f"the key {key.id}")
+
+    def revoke(self, key_id: str, now: float, actor: str) -> ApiKey | None:
+        """See the port."""
+        self._sql.connection.execute(
+            api_keys.update()
+            .where(api_keys.c.id == key_id, api_keys.c.revoked_at.is_(None))
+            .values(whole(api_keys, {"revoked_at": now, "revoked_by": actor}) | {"version": api_keys.c.version + 1})
+        )
+        row = self._sql.row(select(api_keys).where(api_keys.c.id == key_id))
+        return None if row is None else _key(row)
+
+
+def _key_values(key: ApiKey) -> dict[str, Any]:
+    return {
+        "id": key.id,
+        "name": key.name,
+        "shown": key.shown,
+        "digest": key.digest,
+        "models": None if key.models is None else list(key.models),
+        "created_at": key.created_at,
+        "created_by": key.created_by,
+        "expires_at": key.expires_at,
+        "revoked_at": key.revoked_at,
+        "revoked_by": key.revoked_by,
+        "scope": key.scope,
+        "version": key.version,
+    }
+
+
+def _key(row: Row[Any]) -> ApiKey:
+    return ApiKey(
+        id=row.id,
+        name=row.name,
+        shown=row.shown,
+        digest=row.digest,
+        created_at=row.created_at,
+        created_by=row.created_by,
+        models=None if row.models is None else tuple(row.models),
+        scope=row.scope,
+        expires_at=row.expires_at,
+        revoked_at=row.revoked_at,
+        revoked_by=row.revoked_by,
+        version=row.version,
+    )
+
+
+class ScopeQueries:
+    """See ``port.Scopes``."""
+
+    def __init__(self, sql: Sql) -> None:
+        self._sql = sql
+
+    def all(self) -> tuple[Scope, ...]:
+        """See the port."""
+        found = (
+            Scope(row.path, row.title, row.created_at, row.created_by, row.version)
+            for row in self._sql.rows(select(scopes))
+        )
+        return tuple(sorted(found, key=lambda scope: scope.path))  # not ORDER BY: databases collate differently
+
+    def put(self, scope: Scope) -> None:
+        """See the port."""
+        values = {
+            "path": scope.path,
+            "title": scope.title,
+            "created_at": scope.created_at,
+            "created_by": scope.created_by,
+            "version": scope.version,
+        }
+        self._sql.put(scopes, whole(scopes, values))
+
+    def remove(self, path: str) -> None:
+        """See the port."""
+        self._sql.connection.execute(scopes.delete().where(scopes.c.path == path))
+
+
+class PeopleQueries:
+    """See ``port.People``."""
+
+    def __init__(self, sql: Sql) -> None:
+        self._sql = sql
+
+    def users(self) -> tuple[User, ...]:
+        """See the port."""
+        granted: dict[str, list[Grant]] = {}
+        for row in self._sql.rows(select(grants)):
+            granted.setdefault(row.user_name, []).append(Grant(cast(Role, row.role), row.scope))
+        found = (
+            User(
+                name=row.name,
+                grants=tuple(sorted(granted.get(row.name, ()), key=lambda grant: (grant.role, grant.scope))),
+                created_at=row.created_at,
+                created_by=row.created_by,
+                disabled_at=row.disabled_at,
+                version=row.version,
+            )
+            for row in self._sql.rows(select(users))
+        )
+        return tuple(sorted(found, key=lambda user: user.name))
+
+    def put_user(self, user: User) -> None:
+        """See the port."""
+        values = {
+            "name": user.name,
+            "created_at": user.created_at,
+            "created_by": user.created_by,
+            "disabled_at": user.disabled_at,
+            "version": user.version,
+        }
+        self._sql.put(users, whole(users, values))
+        self._sql.connection.execute(grants.delete().where(grants.c.user_name == user.name))
+        rows = [
+            whole(grants, {"user_name": user.name, "role": grant.role, "scope": grant.scope})
+            for grant in dict.fromkeys(user.grants)
+        ]
+        if rows:
+            self._sql.connection.execute(grants.insert(), rows)
+
+    def remove_user(self, name: str) -> None:
+        """See the port."""
+        for table in (grants, admin_tokens):
+            self._sql.connection.execute(table.delete().where(table.c.user_name == name))
+        self._sql.connection.execute(users.delete().where(users.c.name == name))
+
+    def tokens(self) -> tuple[AdminToken, ...]:
+        """See the port."""
+        rows = self._sql.rows(select(admin_tokens).order_by(admin_tokens.c.created_at, admin_tokens.c.id))
+        return tuple(_token(row) for row in rows)
+
+    def add_token(self, token: AdminToken) -> None:
+        """See the port."""
+        if self._sql.row(select(users.c.name).where(users.c.name == token.user)) is None:
+            raise ValueError(f"there is no user {token.user!r} who could have a token")
+        values = {
+            "id": token.id,
+            "user_name": token.user,
+            "name": token.name,
+            "shown": token.shown,
+            "digest": token.digest,
+            "created_at": token.created_at,
+            "created_by": token.created_by,
+            "expires_at": token.expires_at,
+            "revoked_at": token.revoked_at,
+            "revoked_by": token.revoked_by,
+        }
+        self._sql.add(admin_tokens, whole(admin_tokens, values), f"the token {token.id}")
+
+    def revoke_token(self, token_id: str, now: float, actor: str) -> AdminToken | None:
+        """See the port."""
+        self._sql.connection.execute(
+            admin_tokens.update()
+            .where(admin_tokens.c.id == token_id, admin_tokens.c.revoked_at.is_(None))
+            .values(whole(admin_tokens, {"revoked_at": now, "revoked_by": actor}))
+        )
+        row = self._sql.row(select(admin_tokens).where(admin_tokens.c.id == token_id))
+        return None if row is None else _token(row)
+
+
+def _token(row: Row[Any]) -> AdminToken:
+    return AdminToken(
+        id=row.id,
+        user=row.user_name,
+        name=row.name,
+        shown=row.shown,
+        digest=row.digest,
+        created_at=row.created_at,
+        created_by=row.created_by,
+        expires_at=row.expires_at,
+        revoked_at=row.revoked_at,
+        revoked_by=row.revoked_by,
+    )

@@ -1,0 +1,169 @@
+"""What happened: the audit, changes under an Idempotency-Key, events."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import Row, select
+
+from controlplane.store.port import AuditEntry, EventEntry, IdempotencyRecord, Page
+from controlplane.store.queries.sql import Sql, cut, page, whole
+from controlplane.store.tables import audit, events, idempotency
+
+
+class AuditQueries:
+    """See ``port.Audit``."""
+
+    def __init__(self, sql: Sql) -> None:
+        self._sql = sql
+
+    def add(self, entry: AuditEntry) -> None:
+        """See the port."""
+        values = {
+            "at": entry.at,
+            "actor": entry.actor,
+            "user_name": entry.user,
+            "token": entry.token,
+            "operation": entry.operation,
+            "kind": entry.kind,
+            "target": entry.target,
+            "request_id": entry.request_id,
+        }
+        self._sql.connection.execute(
+            audit.insert().values(cut(audit, values) | {"before": entry.before, "after": entry.after})
+        )
+
+    def page(
+        self,
+        limit: int,
+        cursor: str | None = None,
+        *,
+        user: str | None = None,
+        kind: str | None = None,
+        target: str | None = None,
+        since: float | None = None,
+        until: float | None = None,
+    ) -> Page[AuditEntry]:
+        """See the port."""
+        statement = select(audit)
+        for column, value in ((audit.c.user_name, user), (audit.c.kind, kind), (audit.c.target, target)):
+            if value is not None:
+                statement = statement.where(column == value)
+        if since is not None:
+            statement = statement.where(audit.c.at >= since)
+        if until is not None:
+            statement = statement.where(audit.c.at < until)
+        return page(self._sql, statement, order=(audit.c.id,), limit=limit, cursor=cursor, make=_entry)
+
+    def drop_before(self, moment: float, limit: int) -> int:
+        """See the port."""
+        return self._sql.drop_before(audit, audit.c.at, moment, limit)
+
+
+def _entry(row: Row[Any]) -> AuditEntry:
+    return AuditEntry(
+        at=row.at,
+        actor=row.actor,
+        user=row.user_name,
+        token=row.token,
+        operation=row.operation,
+        kind=row.kind,
+        target=row.target,
+        before=row.before,
+        after=row.after,
+        request_id=row.request_id,
+        id=row.id,
+    )
+
+
+class IdempotencyQueries:
+    """See ``port.Idempotency``."""
+
+    def __init__(self, sql: Sql) -> None:
+        self._sql = sql
+
+    def find(self, user: str, key: str) -> IdempotencyRecord | None:
+        """See the port."""
+        row = self._sql.row(select(idempotency).where(idempotency.c.user_name == user, idempotency.c.key == key))
+        return None if row is None else IdempotencyRecord(row.key, row.user_name, row.digest, row.target, row.at)
+
+    def add(self, record: IdempotencyRecord) -> None:
+        """See the port."""
+        values = {
+            "user_name": record.user,
+            "key": record.key,
+            "digest": record.digest,
+            "target": record.target,
+            "at": record.at,
+        }
+        self._sql.add(idempotency, whole(idempotency, values), f"a change under the Idempotency-Key {record.key!r}")
+
+    def drop_before(self, moment: float, limit: int) -> int:
+        """See the port."""
+        return self._sql.drop_before(idempotency, idempotency.c.at, moment, limit)
+
+
+class EventQueries:
+    """See ``port.Events``."""
+
+    def __init__(self, sql: Sql) -> None:
+        self._sql = sql
+
+    def add(self, entries: Sequence[EventEntry]) -> None:
+        """See the port."""
+        if not entries:
+            return
+        rows = [cut(events, _event_values(entry)) | {"figures": dict(entry.figures) or None} for entry in entries]
+        self._sql.connection.execute(self._sql.insert(events).on_conflict_do_nothing(), rows)
+
+    def page(
+        self,
+        limit: int,
+        cursor: str | None = None,
+        *,
+        model: str | None = None,
+        node: str | None = None,
+        kind: str | None = None,
+        since: float | None = None,
+        until: float | None = None,
+    ) -> Page[EventEntry]:
+        """See the port."""
+        statement = select(events)
+        for column, value in ((events.c.model, model), (events.c.node, node), (events.c.kind, kind)):
+            if value is not None:
+                statement = statement.where(column == value)
+        if since is not None:
+            statement = statement.where(events.c.at >= since)
+        if until is not None:
+            statement = statement.where(events.c.at < until)
+        return page(self._sql, statement, order=(events.c.at, events.c.id), limit=limit, cursor=cursor, make=_event)
+
+    def drop_before(self, moment: float, limit: int) -> int:
+        """See the port."""
+        return self._sql.drop_before(events, events.c.at, moment, limit)
+
+
+def _event_values(entry: EventEntry) -> dict[str, Any]:
+    return {
+        "id": entry.id,
+        "at": entry.at,
+        "kind": entry.kind,
+        "reason": entry.reason,
+        "epoch": entry.epoch,
+        "model": entry.model,
+        "replica": entry.replica,
+        "node": entry.node,
+    }
+
+
+def _event(row: Row[Any]) -> EventEntry:
+    return EventEntry(
+        id=row.id,
+        at=row.at,
+        kind=row.kind,
+        reason=row.reason,
+        epoch=row.epoch,
+        model=row.model,
+        replica=row.replica,
+        node=row.node,
+        figures=row.figures or {},
+    )

@@ -1,0 +1,173 @@
+"""What every group of queries stands on."""
+
+import base64
+import binascii
+import json
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from sqlalchemy import Column, ColumnElement, Connection, Row, Select, String, Table, func, or_, select, tuple_
+
+from controlplane.store.port import BadCursor, Duplicate, Page
+
+T = TypeVar("T")
+Values = dict[str, Any]
+_UNSTORABLE = re.compile("[\0\ud800-\udfff]")
+"""What a text in a database cannot hold: NUL, and halves of surrogate pairs."""
+
+
+class Sql:
+    """A connection inside a transaction. ``insert`` is the database's own INSERT, which
+    knows ON CONFLICT."""
+
+    def __init__(self, connection: Connection, insert: Callable[[Table], Any]) -> None:
+        self.connection = connection
+        self.insert = insert
+
+    def rows(self, statement: Any) -> Sequence[Row[Any]]:
+        """All rows of a query."""
+        return self.connection.execute(statement).all()
+
+    def row(self, statement: Any) -> Row[Any] | None:
+        """The only row of a query, ``None`` if there is none."""
+        return self.connection.execute(statement).one_or_none()
+
+    def put(self, table: Table, values: Values) -> None:
+        """Add a row, or replace the one of the same primary key."""
+        keys = [column.name for column in table.primary_key]
+        rest = {name: value for name, value in values.items() if name not in keys}
+        self.connection.execute(self.insert(table).values(values).on_conflict_do_update(index_elements=keys, set_=rest))
+
+    def add(self, table: Table, values: Values, what: str) -> None:
+        """Add a row. Raises ``Duplicate`` if its primary key or another unique value is
+        taken; the transaction can go on then."""
+        statement = self.insert(table).values(values).on_conflict_do_nothing()
+        if not self.rows(statement.returning(*table.primary_key)):
+            raise Duplicate(what)
+
+    def drop_before(self, table: Table, column: Column[Any], moment: float, limit: int) -> int:
+        """Delete at most ``limit`` rows whose ``column`` is less, lowest first."""
+        keys = tuple(table.primary_key)
+        chosen = select(*keys).where(column < moment).order_by(column).limit(limit)
+        key = keys[0] if len(keys) == 1 else tuple_(*keys)
+        return self.connection.execute(table.delete().where(key.in_(chosen))).rowcount
+
+
+def beneath(column: Column[str], path: str) -> ColumnElement[bool]:
+    """Whether a scope is ``path`` or lies in it. Not LIKE: SQLite's knows no case."""
+    prefix = f"{path}/"
+    return or_(column == path, func.substr(column, 1, len(prefix)) == prefix)
+
+
+# ---------------------------------------------------------------- pages
+
+
+def page(
+    sql: Sql,
+    statement: Select[Any],
+    *,
+    order: tuple[Column[Any], ...],
+    limit: int,
+    cursor: str | None,
+    make: Callable[[Row[Any]], T],
+) -> Page[T]:
+    """The next ``limit`` rows, greatest first by ``order`` (one or two columns, unique
+    together). Rows that come in between neither repeat nor hide others."""
+    if cursor is not None:
+        place = _read_cursor(cursor, order)
+        first = order[0]
+        if len(order) == 1:
+            statement = statement.where(first < place[0])
+        else:
+            statement = statement.where(first <= place[0], or_(first < place[0], order[1] < place[1]))
+    rows = sql.rows(statement.order_by(*(column.desc() for column in order)).limit(limit + 1))
+    more = len(rows) > limit
+    following = _cursor([getattr(rows[limit - 1], column.name) for column in order]) if more and limit else None
+    return Page(tuple(make(row) for row in rows[:limit]), following)
+
+
+def _cursor(place: list[Any]) -> str:
+    return base64.urlsafe_b64encode(json.dumps(place).encode()).decode().rstrip("=")
+
+
+def _read_cursor(cursor: str, order: tuple[Column[Any], ...]) -> list[Any]:
+    try:
+        place = json.loads(base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True))
+    except (ValueError, binascii.Error, RecursionError):
+        raise BadCursor from None
+    if not isinstance(place, list) or len(place) != len(order):
+        raise BadCursor
+    for value, column in zip(place, order, strict=True):
+        if not _fits(value, column):
+            raise BadCursor
+    return place
+
+
+def _fits(value: Any, column: Column[Any]) -> bool:
+    wanted = column.type.python_type
+    if wanted is str:
+        return isinstance(value, str) and _clean(value) == value
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return isinstance(value, int) and abs(value) < 2**63 if wanted is int else math.isfinite(value)
+
+
+# ---------------------------------------------------------------- text
+
+
+def cut(table: Table, values: Values) -> Values:
+    """Values of a record, its texts cleaned and cut to what the columns take: what happened
+    is told as far as it goes rather than not at all."""
+    return {
+        name: _cut(value, _length(table, name)) if isinstance(value, str) else value for name, value in values.items()
+    }
+
+
+def whole(table: Table, values: Values) -> Values:
+    """Values of something people decided. Raises ``ValueError`` naming the text that no
+    column takes: half a name would be another name."""
+    for name, value in values.items():
+        if not isinstance(value, str):
+            continue
+        limit = _length(table, name)
+        if limit is not None and len(value) > limit:
+            raise ValueError(f"{table.name}.{name} has {len(value)} characters, the store takes {limit}")
+        if _clean(value) != value:
+            raise ValueError(
+                f"{table.name}.{name} holds a character that no database takes (NUL or half a surrogate pair)"
+            )
+    return values
+
+
+def _length(table: Table, name: str) -> int | None:
+    kind = table.c[name].type
+    return kind.length if isinstance(kind, String) else None
+
+
+def _cut(text: str, limit: int | None) -> str:
+    text = _clean(text)
+    return text if limit is None or len(text) <= limit else f"{text[: limit - 1]}…"
+
+
+def _clean(text: str) -> str:
+    return _UNSTORABLE.sub("\ufffd", text)
+
+
+def to_json(value: Any) -> str:
+    """JSON that every database takes: NaN and infinities, which JSON has not, are null."""
+    try:
+        return json.dumps(value, separators=(",", ":"), allow_nan=False)
+    except ValueError:
+        return json.dumps(_finite(value), separators=(",", ":"), allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {name: _finite(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(inner) for inner in value]
+    return value

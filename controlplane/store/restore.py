@@ -1,0 +1,79 @@
+"""Puts an unpacked backup in the place of a store, all at once or not at all (STO-02)."""
+
+import contextlib
+import os
+import sqlite3
+
+from controlplane.store import schema
+from controlplane.store.database import Backend, Database
+from controlplane.store.move import (
+    EPOCHS_SPARED,
+    Progress,
+    clear,
+    copy,
+    epoch,
+    give_to_owner,
+    nothing,
+    reading,
+    set_epoch,
+    writing,
+)
+from controlplane.store.port import StoreError
+from controlplane.store.sqlite import Sqlite
+from llmgw.runtime.files import sync_directory
+
+
+def replace(target: Backend, content: Sqlite, progress: Progress = nothing) -> int:
+    """Make ``content`` (of this program's schema; it is used up) what ``target`` holds.
+
+    Returns the epoch that the next start goes on from: above that of the backup and that
+    of the store that is replaced, by ``EPOCHS_SPARED``. Nobody may use ``target``
+    meanwhile. Raises ``StoreError``; then it is as it was.
+    """
+    if isinstance(target, Sqlite):
+        return _replace_file(target, content)
+    return _replace_rows(target, content, progress)
+
+
+def _replace_file(target: Sqlite, content: Sqlite) -> int:
+    with writing(content) as connection:
+        floor = max(epoch(connection), _old_epoch(target)) + EPOCHS_SPARED
+        set_epoch(connection, floor)
+    try:
+        _fold(content)
+        if target.file.exists():
+            _fold(target)
+        with content.file.open("rb") as stream:
+            os.fsync(stream.fileno())
+        content.file.replace(target.file)
+        give_to_owner(target.file)
+        sync_directory(target.file.parent)
+    except (OSError, sqlite3.Error) as error:
+        raise StoreError(f"{target.name}: cannot be replaced: {error}") from error
+    return floor
+
+
+def _fold(store: Sqlite) -> None:
+    """Make one file of a database and its log: what lies beside a file that is replaced
+    would be taken for a part of the new one."""
+    with contextlib.closing(sqlite3.connect(store.file)) as connection:
+        mode = connection.execute("PRAGMA journal_mode = DELETE").fetchone()[0]
+    if mode != "delete":
+        raise StoreError(f"{store.name}: another process keeps it open: end that one first")
+
+
+def _old_epoch(target: Sqlite) -> int:
+    if not target.file.exists() or not target.file.stat().st_size:
+        return 0
+    with reading(target) as connection:
+        return epoch(connection) if schema.current(connection) is not None else 0
+
+
+def _replace_rows(target: Backend, content: Sqlite, progress: Progress) -> int:
+    Database(target).open().close()
+    with reading(content) as source, writing(target) as connection:
+        floor = max(epoch(source), epoch(connection)) + EPOCHS_SPARED
+        clear(connection)
+        copy(source, connection, progress)
+        set_epoch(connection, floor)
+    return floor

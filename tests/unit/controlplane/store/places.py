@@ -1,0 +1,76 @@
+"""An empty store for one test, on each kind of database."""
+
+import shutil
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from controlplane.store.access import StoreThreads
+from controlplane.store.database import Database
+from controlplane.store.postgresql import Postgresql
+from controlplane.store.sqlite import Sqlite
+from tests.fakes.postgresql import Server
+
+KINDS = ("sqlite", "postgresql")
+
+
+class Place:
+    """Where a store is, and ways to open it; all are closed with the test."""
+
+    def __init__(self, kind: str, make: Callable[..., Any], query: Callable[[str], list[tuple[Any, ...]]]) -> None:
+        self.kind = kind
+        self.backend = make
+        self.query = query
+        self._open: list[Any] = []
+
+    def open(self, *, write: bool = True) -> Database:
+        """One connection."""
+        database = Database(self.backend(), write=write).open()
+        self._open.append(database)
+        return database
+
+    def threads(self, timeout: float = 5.0, **more: Any) -> StoreThreads:
+        """A writer and a reader in threads, as the control plane has them."""
+        backend = self.backend(**more)
+        started = StoreThreads(lambda: Database(backend), lambda: Database(backend, write=False), timeout).start()
+        self._open.append(started)
+        return started
+
+    def close(self) -> None:
+        """Close what was opened."""
+        for one in self._open:
+            one.close()
+
+
+@contextmanager
+def sqlite_place(folder: Path, template: Path | None = None) -> Iterator[Place]:
+    """A SQLite file: a copy of ``template``, or none yet."""
+    file = folder / "llmgw.db"
+    if template is not None:
+        shutil.copy(template, file)
+
+    def query(statement: str) -> list[tuple[Any, ...]]:
+        connection = sqlite3.connect(file, isolation_level=None)
+        try:
+            return connection.execute(statement).fetchall()
+        finally:
+            connection.close()
+
+    place = Place("sqlite", lambda **more: Sqlite(file, **({"busy_timeout": 0.3} | more)), query)
+    try:
+        yield place
+    finally:
+        place.close()
+
+
+@contextmanager
+def postgresql_place(server: Server, url: str) -> Iterator[Place]:
+    """A database of the server."""
+    name = url.partition("?")[0].rpartition("/")[2]
+    place = Place("postgresql", lambda **more: Postgresql(url, **more), lambda text: server.execute(text, name))
+    try:
+        yield place
+    finally:
+        place.close()
