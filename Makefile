@@ -73,6 +73,10 @@ docs: setup  ## Write the generated pages of docs/reference from the code
 bench-router: setup  ## Compare the router with vllm-router and LiteLLM on this machine
 	@$(PY) bench/router.py $(ARGS)
 
+.PHONY: bench-store
+bench-store: setup  ## Measure usage and the request log on SQLite and PostgreSQL (ARGS='--rows 200000' for a short run)
+	@$(PY) bench/store.py $(ARGS)
+
 .PHONY: lock
 lock: setup  ## Resolve the dependency ranges of pyproject.toml into requirements.lock anew
 	@tools/lock.sh "$(VENV)" $(ARGS)

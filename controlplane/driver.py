@@ -87,12 +87,13 @@ class Driver:
             event = self._inbox.take()
             if event is None:
                 return handled
-            self._handle(event)
+            # One table for all of them: making it costs more than handling an event.
+            self._handle(event, more=handled + 1 < BATCH and len(self._inbox) > 0)
         return BATCH
 
-    def _handle(self, event: Event) -> None:
+    def _handle(self, event: Event, *, more: bool) -> None:
         try:
-            effects = self._loop.handle(event, self._clock.monotonic())
+            effects = self._loop.handle(event, self._clock.monotonic(), more=more)
         except Exception:
             self.faults += 1
             log.exception("an event could not be handled", event_kind=type(event).__name__)

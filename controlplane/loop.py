@@ -42,7 +42,8 @@ from controlplane.planning.policy import LoopSettings
 from controlplane.planning.reconcile import overtaken, plan, wanted
 from controlplane.planning.view import FleetView, Settling
 from controlplane.planning.words import listing
-from controlplane.publish.routes import EXTERNAL, aliases, key_files, routes
+from controlplane.publish.routes import EXTERNAL, aliases, key_files, routes, routing
+from llmgw.wire.routing import RoutedModel
 
 __all__ = ["Intent", "Loop", "LoopSettings", "Recent"]
 
@@ -94,6 +95,7 @@ class Loop:
             labels=dict(intent.labels),
         )
         self._published: PublishRoutes | None = None
+        self._tables = 0
         self._last_pass = now
         self._next_whole_check = now + WHOLE_CHECK
         self.next_wake = now
@@ -129,10 +131,11 @@ class Loop:
         """Frames of kinds this build does not know, which were ignored."""
         return self._fleet.unknown_frames
 
-    def handle(self, event: Event, now: float) -> list[Effect]:
+    def handle(self, event: Event, now: float, *, more: bool = False) -> list[Effect]:
         """Take one event in. Cheap; may be called while a pass is under way (between
         two of its yields). An event of a session that is no longer current, or of a
-        batch already dispatched, does nothing."""
+        batch already dispatched, does nothing. ``more``: another one is handled at once,
+        so that routes need not be published in between."""
         fleet = self._fleet
         fleet.now = now
         match event:
@@ -167,8 +170,8 @@ class Loop:
                 forgive(fleet, event.model)
                 fleet.note("retry", f"asked for by {event.actor}", model=event.model)
         self._restarts()
-        if fleet.routes_dirty and not fleet.view.settling.active:
-            self._publish()
+        if fleet.routes_dirty and not more and not fleet.view.settling.active:
+            self._publish(routes(fleet.view, fleet.engine_secret))
         return fleet.take()
 
     def _restarts(self) -> None:
@@ -225,7 +228,7 @@ class Loop:
         self._restarts()
         effects = fleet.take()
         decided = yield from plan(
-            fleet.view, Overlay(fleet.view), fleet.settings, routers=fleet.routers, now=now, rng=fleet.rng
+            fleet.view, Overlay(fleet.view, later=True), fleet.settings, routers=fleet.routers, now=now, rng=fleet.rng
         )
         fleet.now = max(fleet.now, now)
         self._refusals(decided, now)
@@ -245,7 +248,8 @@ class Loop:
             fleet.out.append(Commit(fleet.last_batch, decisions))
         fleet.dirty = fleet.view.version != decided.version + len(accepted) or not decided.complete
         self._restarts()
-        self._publish()
+        effects += fleet.take()  # what was decided waits for no table
+        yield from self._publishing()
         self._last_pass = now
         self.next_wake = self._wake(now)
         return effects + fleet.take()
@@ -307,11 +311,22 @@ class Loop:
                 health.refusal_noted = now
                 fleet.note("no-placement", health.refusal.message, model=name, code=health.refusal.code)
 
-    def _publish(self) -> None:
+    def _publishing(self) -> Generator[None, None, None]:
+        """Publish in slices; what changes meanwhile is not published older than it is."""
         fleet = self._fleet
         fleet.routes_dirty = False
+        tables = self._tables
+        table = yield from routing(fleet.view, fleet.engine_secret)
+        if fleet.routes_dirty or tables != self._tables:
+            table = routes(fleet.view, fleet.engine_secret)
+        self._publish(table)
+
+    def _publish(self, models: tuple[RoutedModel, ...]) -> None:
+        fleet = self._fleet
+        fleet.routes_dirty = False
+        self._tables += 1
         table = PublishRoutes(
-            routes(fleet.view, fleet.engine_secret),
+            models,
             fleet.view.settling.active,
             aliases(fleet.view.catalog),
             key_files(fleet.view.catalog),

@@ -9,6 +9,7 @@ from gevent import monkey
 monkey.patch_all()
 
 import argparse  # noqa: E402
+import gc  # noqa: E402
 import logging  # noqa: E402
 import os  # noqa: E402
 import random  # noqa: E402
@@ -391,6 +392,8 @@ def _serve(settings: Loaded, files: Files, tokens: FleetTokens, reread: Callable
         place = "store.url" if settings["store.url"] else "state_dir"
         raise SettingsError("llmgw server", [Fault(place, str(error))]) from error
     control_plane.start()
+    gc.collect()
+    gc.freeze()  # what lives for ever: to look through it again and again would hold the hub for 100 ms and more
     gevent.spawn(reload_when, asked, control_plane.reload)
     stopper.wait()
     control_plane.stop()

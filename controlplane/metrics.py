@@ -124,7 +124,7 @@ class Metrics:
         yield _gauge("llmgw_shard_memory_bytes", "Resident memory of a shard's processes.", labels, memory)
 
     def _models(self) -> Iterator[Metric]:
-        models = self._sources.fleet.models()
+        models = list(self._sources.fleet.models())
         rows: tuple[tuple[str, str, Callable[[Plain], float | None]], ...] = (
             ("llmgw_model_desired_replicas", "Replicas a model should have now.", lambda m: m["wanted"]),
             ("llmgw_model_ready_replicas", "Replicas that are ready.", lambda m: m["ready"]),

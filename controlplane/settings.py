@@ -137,6 +137,7 @@ SETTINGS = Settings(
     ),
 )
 
+
 def _admin_faults(loaded: Loaded) -> list[Fault]:
     """Tokens must not cross a network in the clear (API-02)."""
     given = [name for name in ("admin.certificate", "admin.key") if loaded[name] is not None]

@@ -14,9 +14,12 @@ from controlplane.leadership.single import DatabaseLock
 from controlplane.listeners.tokens import FleetTokens, load_tokens
 from controlplane.loop import LoopSettings
 from controlplane.store.access import StoreThreads
+from controlplane.store.backup import back_up
+from controlplane.store.database import Backend
 from controlplane.store.opening import backend_of, threads
 from controlplane.store.port import StoreUnavailable
 from controlplane.store.sqlite import Sqlite
+from llmgw.runtime.clock import SystemClock
 from llmgw.runtime.files import private_directory
 from llmgw.runtime.logs import Logger
 from llmgw.runtime.settings import Fault, Loaded, SettingsError
@@ -57,7 +60,11 @@ def open_store(settings: Loaded, stopping: Event) -> OpenStore | None:
     state_dir = make_state_dir(settings["state_dir"])
     password_file = settings["store.password_file"]
     backend: Any = backend_of(
-        settings["store.url"], Path(password_file).expanduser() if password_file else None, state_dir, exclusive=True
+        settings["store.url"],
+        Path(password_file).expanduser() if password_file else None,
+        state_dir,
+        exclusive=True,
+        back_up=lambda revision: _back_up(backend, state_dir, revision),
     )
     lock = DatabaseLock(backend.file) if isinstance(backend, Sqlite) else None
     release = lock.release if lock else lambda: None
@@ -72,6 +79,16 @@ def open_store(settings: Loaded, stopping: Event) -> OpenStore | None:
         stopping.wait(PAUSE)
     release()
     return None
+
+
+def _back_up(backend: Backend, state_dir: Path, revision: str) -> None:
+    """Before an upgrade of the schema from ``revision``."""
+    clock = SystemClock()
+    folder = state_dir / "backups"
+    private_directory(folder)
+    file = folder / f"before-upgrade-from-{revision}-{clock.now():%Y%m%dT%H%M%SZ}.backup"
+    log.info("the store's schema is upgraded: backing it up first", file=file)
+    back_up(backend, file, clock)
 
 
 def loop_settings(settings: Loaded) -> LoopSettings:

@@ -19,6 +19,7 @@ from agent.settings import SETTINGS as AGENT
 from controlplane.api.app import create_app
 from controlplane.catalog.engines import ALLOWABLE, ENGINES, ENVIRONMENT, NOT_YET
 from controlplane.catalog.schema import json_schema
+from controlplane.commands.__main__ import main as offline
 from controlplane.metrics import Metrics
 from controlplane.settings import SETTINGS as CONTROLPLANE
 from llmgw.runtime.settings import Settings
@@ -379,9 +380,28 @@ def _cli() -> Iterator[Page]:
         f"""{NOTE}
 # The llmgw command
 
-Exit status: 0 done; 1 the control plane refused, with its words; 2 wrong usage or settings; 3 no control plane answers.
-The address of the admin API is `--api`, else `LLMGW_API`, else `http://127.0.0.1:7000`. Tables round,
-`-o json` does not.
+Exit status:
+
+| status | means |
+|---|---|
+| 0 | done |
+| 1 | the control plane refused, with its words; or what was asked about has faults |
+| 2 | wrong usage or settings |
+| 3 | no control plane answers, or what answers is not one |
+| 4 | it does not know who asks, or does not let them |
+| 130 | ended by Ctrl-C |
+
+The address of the admin API is `--api`, else `LLMGW_API`, else `http://127.0.0.1:7000`. The certificate authority of an
+`https://` address is `--ca`, else `LLMGW_CA`, else what the system trusts.
+
+Who asks is proven by a token: of the file `--token-file`, else of the file `LLMGW_TOKEN_FILE`, else `LLMGW_TOKEN`, else
+of the file `~/.config/llmgw/token`, else, on the control plane's own machine, of
+`/var/lib/llmgw/controlplane/admin.token`. There is no option for the token itself: everybody on a machine can see
+arguments. A token is sent over `https://` or to this machine alone.
+
+Tables round, `-o json` does not. On a terminal, words that do not fit stand below their row; elsewhere a row is one
+line. `NO_COLOR` takes the colours away. With `--watch` an answer is shown again as it changes: in place on a terminal,
+as a new block (with `-o json` a line) elsewhere.
 
 {sections}""",
     )
@@ -393,7 +413,8 @@ def _command(command: click.Command, path: list[str], parent: click.Context | No
     yield f"## {' '.join(path)}\n\n```\n{command.get_help(context).rstrip()}\n```\n"
     if isinstance(command, click.Group):
         for name in command.list_commands(context):
-            child = command.get_command(context, name)
+            child = offline.commands.get(name) if parent is None else None
+            child = child or command.get_command(context, name)
             if child is not None and not child.hidden:
                 yield from _command(child, [*path, name], context)
 

@@ -65,7 +65,7 @@ class Control(NamedTuple):
     def usage(self, batch: bytes) -> None:
         """Hand over a ``UsageBatch``; returns once it is durable there. Raises ``ControlError``,
         and ``BatchRefused`` if it is the batch that is wrong."""
-        status, body = self._send("POST", USAGE_PATH, batch, 10.0, MAX_ANSWER)
+        status, body = self._send("POST", USAGE_PATH, batch, 5.0, MAX_ANSWER)
         if status in (400, 413, 422):
             raise BatchRefused(f"it answered {status}: {body[:200].decode('utf-8', 'replace')!a}")
         if status != 204:

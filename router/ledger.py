@@ -22,6 +22,7 @@ from llmgw.runtime.logs import Logger
 from llmgw.wire.routing import MAX_RECORDS
 from router import usage
 from router.control import BatchRefused, ControlError
+from router.offhub import Result, off_hub
 from router.spool import Spool, abandoned, open_spool
 from router.sync import Backoff
 from router.usage import Done
@@ -345,10 +346,10 @@ class Ledger:
 
     # ------------------------------------------------------------------ helpers
 
-    def _off_hub(self, work: Callable[..., Any], *arguments: Any) -> Any:
+    def _off_hub(self, work: Callable[..., Result], *arguments: Any) -> Result:
         """The result of blocking ``work``, done in our own thread: a slow disk holds up
         neither requests nor the lookup of names."""
-        return self._threads.apply(work, arguments)
+        return off_hub(self._threads, work, *arguments)
 
     def _no_disk(self, error: OSError) -> None:
         if self._disk_failing:

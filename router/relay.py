@@ -18,6 +18,9 @@ TAIL = 1024
 """Bytes of the end of the stream that are looked at when it ends: the last event with
 ``usage``, ``[DONE]`` and their framing."""
 
+PIECES = 16
+"""Reads after which what is kept for that is cut to ``TAIL``: one by one would cost more."""
+
 _ENDINGS = (b"data: [DONE]", b"data:[DONE]", b"error:")
 _FRAMING = re.compile(rb"\r\n[0-9A-Fa-f]+\r\n")
 
@@ -35,12 +38,12 @@ class Relay:
         "_client",
         "_feed",
         "_follower",
+        "_latest",
         "_recv",
         "_send",
         "_upstream",
         "fault",
         "rest",
-        "tail",
     )
 
     def __init__(
@@ -59,9 +62,14 @@ class Relay:
         self._recv = upstream.recv
         self._send = client.send
         self._between = between
-        self.tail = sent
+        self._latest = [sent]
         self.rest = b""
         self.fault = ""
+
+    @property
+    def tail(self) -> bytes:
+        """The last bytes of the stream."""
+        return b"".join(self._latest)
 
     def run(self) -> None:
         """Pass everything on. Raises ``UpstreamError`` when the engine's side fails,
@@ -103,7 +111,12 @@ class Relay:
         except ChunkError:
             self._fail("the engine's answer is cut wrongly into chunks")
             return
-        self.tail = out if len(out) >= TAIL else self.tail[-TAIL:] + out
+        latest = self._latest
+        latest.append(out)
+        if len(out) >= TAIL:
+            self._latest = [out]
+        elif len(latest) > PIECES:
+            self._latest = [b"".join(latest)[-TAIL:]]
         if self._follower.ended:
             self.rest = out
             upstream.pause()

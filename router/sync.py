@@ -15,6 +15,7 @@ from llmgw.runtime.files import open_regular, write_atomic
 from llmgw.runtime.logs import Logger
 from llmgw.wire.routing import MAX_TABLE, RouteTable, decode_table, encode
 from router.control import Control, ControlError
+from router.offhub import off_hub
 from router.table import settle
 
 log = Logger("router.sync")
@@ -128,6 +129,6 @@ class Sync:
         if changed:
             log.info("route table", generation=table.generation, models=len(table.models), settling=table.settling)
             try:
-                get_hub().threadpool.apply(write_atomic, (self._file, encode(table)))
+                off_hub(get_hub().threadpool, write_atomic, self._file, encode(table))
             except OSError as error:
                 log.warning("the route table cannot be kept on disk", file=self._file, why=error.strerror)

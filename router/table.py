@@ -139,13 +139,13 @@ def build(table: RouteTable, previous: Routes | None = None) -> Routes:
 
 
 def _fallbacks(route: Route, models: dict[str, Route]) -> list[Route]:
-    """What to try after ``route``: each of its fallbacks, followed by that one's own. Nothing
-    twice, whatever the table says."""
+    """What to try after ``route``: each of its fallbacks, followed by that one's own unless
+    people switched it off. Nothing twice, whatever the table says."""
     found: list[Route] = []
     ahead = list(reversed(route.model.fallbacks))
     while ahead:
         after = models.get(ahead.pop())
-        if after is None or after is route or after in found:
+        if after is None or after is route or after in found or after.model.state in ("off", "stopped"):
             continue
         found.append(after)
         ahead += reversed(after.model.fallbacks)

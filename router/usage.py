@@ -67,7 +67,7 @@ class _Whole(msgspec.Struct, gc=False):
 _decode_whole = msgspec.json.Decoder(_Whole).decode
 _decode_usage = msgspec.json.Decoder(_Usage).decode
 
-_OBJECT = re.compile(rb'[ \t\r\n]*:[ \t\r\n]*(\{(?:[^{}"]|"[^"\\]*+"|\{[^{}]*+\})*+\})')
+_OBJECT = re.compile(rb"[ \t\r\n]*:[ \t\r\n]*(\{(?:[^{}]|\{(?:[^{}]|\{[^{}]*+\})*+\})*+\})")
 _FRAMING = re.compile(rb"\r\n[0-9A-Fa-f]+\r\n")
 _WORD = b'"usage"'
 
@@ -89,20 +89,22 @@ def count_tail(done: Done, tail: bytes, chunked: bool) -> None:
     """Note the tokens named last in the end of an answer, which may be cut at any byte and
     hold the framing of ``chunked`` transfer."""
     tail = tail[-TAIL:]
-    at = tail.rfind(_WORD)
-    while at >= 0 or chunked:
-        found = _OBJECT.match(tail, at + len(_WORD)) if at >= 0 else None
+    if not _noted(done, tail) and chunked:
+        _noted(done, _FRAMING.sub(b"", tail))  # framing may lie within it
+
+
+def _noted(done: Done, text: bytes) -> bool:
+    at = text.rfind(_WORD)
+    while at >= 0:
+        found = _OBJECT.match(text, at + len(_WORD))
         if found is not None:
             try:
                 _note(done, _decode_usage(found[1]))
             except (msgspec.MsgspecError, UnicodeDecodeError):
-                return  # likewise
-            return
-        if chunked:
-            tail, chunked = _FRAMING.sub(b"", tail), False
-            at = tail.rfind(_WORD)
-        else:
-            at = tail.rfind(_WORD, 0, at)  # `"usage": null` of the events before
+                return False
+            return True
+        at = text.rfind(_WORD, 0, at)  # `"usage": null` of the events before
+    return False
 
 
 def _note(done: Done, found: _Usage) -> None:

@@ -68,6 +68,19 @@ if ! ldconfig -p 2>/dev/null | grep -q 'libgomp\.so\.1 '; then
     fi
 fi
 
+# Tests run a PostgreSQL server of their own beside SQLite; the package would start one for everybody.
+have_postgresql() { command -v initdb >/dev/null || compgen -G '/usr/lib/postgresql/*/bin/initdb' >/dev/null; }
+if ! have_postgresql; then
+    if debian_root; then
+        mkdir -p /etc/postgresql-common
+        [[ -e /etc/postgresql-common/createcluster.conf ]] ||
+            echo 'create_main_cluster = false' >/etc/postgresql-common/createcluster.conf
+        install_packages postgresql
+    else
+        say "PostgreSQL's programs (initdb, postgres) are missing: tests of the store need them (package postgresql)"
+    fi
+fi
+
 say "installing what requirements.lock names"
 "$venv/bin/python" -m pip install -qq --disable-pip-version-check --no-deps --require-hashes -r requirements.lock
 "$venv/bin/python" -m pip install -qq --disable-pip-version-check --no-deps --no-build-isolation -e .

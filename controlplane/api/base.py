@@ -61,6 +61,10 @@ class Schema(ma.Schema):
 
         unknown = ma.RAISE
 
+    def get_attribute(self, obj: Any, attr: str, default: Any) -> Any:
+        """A field of a mapping is an entry of it, never one of its methods (``keys``)."""
+        return obj.get(attr, default) if isinstance(obj, dict) else super().get_attribute(obj, attr, default)
+
     @ma.post_dump
     def leave_out_unknown(self, data: Plain, **_: Any) -> Plain:
         """An absent field is unknown, which is not zero."""
@@ -115,19 +119,31 @@ class Blueprint(SmorestBlueprint):  # type: ignore[misc]
     ARGUMENTS_PARSER = _Parser()
 
     def view(
-        self, method: str, rule: str, roles: Sequence[Role], *, versioned: bool | None = None, tagged: bool = False
+        self,
+        method: str,
+        rule: str,
+        roles: Sequence[Role],
+        *,
+        changes: bool | None = None,
+        versioned: bool | None = None,
+        tagged: bool = False,
     ) -> Callable[[View], View]:
         """The view of one method of one route, for users with one of the roles.
 
-        ``versioned``: it obeys If-Match (default: every PUT, PATCH and DELETE of one
-        thing). ``tagged``: its answer has an ETag. Both go into the OpenAPI document.
+        ``changes``: it goes through ``change`` or ``act``, and so obeys Idempotency-Key
+        (default: all but GET). ``versioned``: it obeys If-Match (default: every PUT, PATCH
+        and DELETE of one thing). ``tagged``: its answer has an ETag. All three go into the
+        OpenAPI document.
         """
+        if changes is None:
+            changes = method != "GET"
         if versioned is None:
             versioned = method in ("PUT", "PATCH", "DELETE") and "<" in rule
 
         def add(view: View) -> View:
             NEEDS[f"{self.name}.{view.__name__}"] = tuple(roles)
-            notes = {"x-llmgw-roles": list(roles), "x-llmgw-versioned": versioned, "x-llmgw-tagged": tagged}
+            notes = {"x-llmgw-roles": list(roles), "x-llmgw-changes": changes, "x-llmgw-versioned": versioned}
+            notes["x-llmgw-tagged"] = tagged
             return cast(View, self.route(rule, methods=[method])(self.doc(**notes)(view)))
 
         return add
@@ -138,7 +154,23 @@ class Blueprint(SmorestBlueprint):  # type: ignore[misc]
 
     def takes(self, schema: type[Schema], **options: Any) -> Callable[[View], View]:
         """What the view is given: the JSON body, or the query."""
-        return cast(Callable[[View], View], self.arguments(schema, **options))
+        parsed = cast(Callable[[View], View], self.arguments(schema, **options))
+        body = options.get("location", "json") == "json" and options.get("required", True)
+        if not body or any(field.required for field in schema().load_fields.values()):
+            return parsed  # an empty body lacks those fields
+
+        def add(view: View) -> View:
+            given = parsed(view)
+
+            @wraps(given)
+            def checked(*args: Any, **kwargs: Any) -> Any:
+                if not request.get_data():
+                    raise invalid("", "the request has no body: send JSON")
+                return given(*args, **kwargs)
+
+            return cast(View, checked)
+
+        return add
 
     def answers(self, status: int, schema: type[Schema] | None = None, **options: Any) -> Callable[[View], View]:
         """What the view returns: fields of ``schema``, written as JSON in slices, so that

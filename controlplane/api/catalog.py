@@ -116,7 +116,7 @@ def reload_catalog(_body: Plain) -> Plain:
     return act("catalog.reload", work, lambda _: _shown())
 
 
-@blueprint.view("POST", "/catalog/validate", READ)
+@blueprint.view("POST", "/catalog/validate", READ, changes=False)
 @blueprint.takes(ValidateQuerySchema, location="query")
 @blueprint.takes(CatalogTreeSchema, unknown=None)
 @blueprint.answers(200, ValidationSchema)
@@ -126,7 +126,7 @@ def validate_catalog(query: Plain, body: Plain) -> Plain:
     return {"valid": not faults, "faults": [{"path": fault.path, "message": fault.message} for fault in faults]}
 
 
-@blueprint.view("POST", "/catalog/check-source", OPERATE_SCOPED)
+@blueprint.view("POST", "/catalog/check-source", OPERATE_SCOPED, changes=False)
 @blueprint.takes(CheckSourceSchema)
 @blueprint.answers(200, SourceSchema)
 def check_source(body: Plain) -> Plain:

@@ -12,7 +12,13 @@ def describe(document: dict[str, Any]) -> dict[str, Any]:
     named = {**model, "properties": {"name": {"type": "string", "pattern": f"^{MODEL_NAME}$"}, **model["properties"]}}
     named["required"] = ["name", *model.get("required", ())]
     tree = {key: value for key, value in json_schema().items() if key not in ("$schema", "$id", "title")}
+    for name in schemas["ModelPatch"]["properties"]:
+        schemas["ModelPatch"]["properties"][name] = {"anyOf": [model["properties"][name], {"type": "null"}]}
     schemas["ModelDefinition"] = model
     schemas["ModelRequest"] = {**named, "description": "A model with its name, else as in a catalog file."}
-    schemas["CatalogTree"] = {"description": "A catalog as one file holds it.", **tree}
+    schemas["CatalogFile"] = {"description": "A catalog as one file holds it.", **tree}
+    schemas["CatalogTree"] = {
+        "description": "What may be a CatalogFile: anything is taken, and what is wrong with it is the answer.",
+        "type": "object",
+    }
     return document

@@ -35,6 +35,14 @@ class EventsSchema(PageAnswer):
     events = items(EventSchema)
 
 
+class SentSchema(Schema):
+    """One server-sent event. ``data`` is an event as JSON, or an object with a ``message``."""
+
+    id = ma.fields.String()
+    event = ma.fields.String(required=True, metadata={"enum": ["event", "gap", "dropped", "end"]})
+    data = ma.fields.String(required=True)
+
+
 class EventsQuerySchema(PageQuery):
     """Which events."""
 
@@ -62,7 +70,11 @@ class EventsQuerySchema(PageQuery):
 @blueprint.takes(EventsQuerySchema, location="query")
 @blueprint.answers(200, EventsSchema)
 @blueprint.alternatively(
-    200, schema={"type": "string"}, content_type=STREAM, description="OK", example="id: 5f0c-00000001\nevent: event\n"
+    200,
+    schema=SentSchema,
+    content_type=STREAM,
+    description="OK",
+    example={"id": "5f0c9a1be2d9-00000001", "event": "event", "data": '{"kind": "place", "reason": "..."}'},
 )
 def list_events(query: Plain) -> Plain | Response:
     """The latest events, newest first; or a stream of those to come.

@@ -284,7 +284,7 @@ def add_model(query: Plain, body: Plain) -> Any:
     return _changed(lambda asked: services().models.create(asked, name, body, **query), 201)
 
 
-@blueprint.view("PUT", "/models/<path:name>", OPERATE_SCOPED)
+@blueprint.view("PUT", "/models/<name>", OPERATE_SCOPED)
 @blueprint.takes(ChangeQuerySchema, location="query")
 @blueprint.takes(ModelDefinitionSchema, unknown=None)
 @blueprint.answers(200, ModelWholeSchema)
@@ -293,7 +293,7 @@ def put_model(query: Plain, body: Plain, name: str) -> Any:
     return _changed(lambda asked: services().models.put(asked, name, body, **query), 200)
 
 
-@blueprint.view("PATCH", "/models/<path:name>", OPERATE_SCOPED)
+@blueprint.view("PATCH", "/models/<name>", OPERATE_SCOPED)
 @blueprint.takes(DryRunSchema, location="query")
 @blueprint.takes(ModelPatchSchema)
 @blueprint.answers(200, ModelWholeSchema)
@@ -304,7 +304,7 @@ def patch_model(query: Plain, body: Plain, name: str) -> Any:
     return _changed(lambda asked: services().models.patch(asked, name, body, **query), 200)
 
 
-@blueprint.view("DELETE", "/models/<path:name>", OPERATE_SCOPED)
+@blueprint.view("DELETE", "/models/<name>", OPERATE_SCOPED)
 @blueprint.takes(DryRunSchema, location="query")
 @blueprint.answers(200, RemovedSchema)
 def remove_model(query: Plain, name: str) -> Plain:

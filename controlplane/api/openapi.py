@@ -16,8 +16,7 @@ _REQUEST_ID = {
 }
 _ETAG = {
     "ETag": {
-        "description": "The version; send it as If-Match with a change.",
-        "required": True,
+        "description": "The version, of what has one; send it as If-Match with a change.",
         "schema": {"type": "string", "pattern": '^"[0-9]+"$'},
     }
 }
@@ -49,13 +48,14 @@ _IF_NONE_MATCH = {
     "name": "If-None-Match",
     "in": "header",
     "description": "The ETag of the version at hand; 304 if it is the current one.",
-    "schema": {"type": "string", "pattern": r'^(\*|(W/)?"[!#-~]{0,100}")$'},
+    "schema": {"type": "string"},
 }
 _ACTOR = {
     "name": "Llmgw-Actor",
     "in": "header",
-    "description": "Who asks, in the client's words, for the audit. No proof.",
-    "schema": {"type": "string", "maxLength": 100, "pattern": "^[ -~]*$"},
+    "description": "Who asks, in the client's words, for the audit: no proof. 100 characters of it are kept, what "
+    "would not be fit for a log is replaced.",
+    "schema": {"type": "string"},
 }
 
 ERRORS: dict[str, tuple[str, str, str]] = {
@@ -130,7 +130,7 @@ def _error(name: str, description: str, code: str, message: str) -> dict[str, An
 
 def _operation(path: str, method: str, operation: dict[str, Any]) -> None:
     versioned, tagged = operation.pop("x-llmgw-versioned", False), operation.pop("x-llmgw-tagged", False)
-    writes = method != "get"
+    writes = operation.pop("x-llmgw-changes", method != "get")
     operation["operationId"] = operation.get("operationId") or _name(path, method)
     roles = ", ".join(operation["x-llmgw-roles"])
     told = f"Roles: {roles}."
@@ -142,7 +142,7 @@ def _operation(path: str, method: str, operation: dict[str, Any]) -> None:
         parameters.append(_IF_MATCH)
     if tagged and not writes:
         parameters.append(_IF_NONE_MATCH)
-    responses = operation["responses"]
+    responses = {status: response for status, response in operation["responses"].items() if "$ref" not in response}
     for status, response in responses.items():
         if status.startswith("2"):
             response["headers"] = {**response.get("headers", {}), **_REQUEST_ID}

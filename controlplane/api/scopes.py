@@ -111,18 +111,11 @@ def rename_scope(body: Plain, path: str) -> Plain:
     return _tagged(change("scopes.rename", lambda asked: scopes.rename(asked, path, body["title"]), _now))
 
 
-class RemovedScopeSchema(Schema):
-    """A scope that is gone."""
-
-    path = ma.fields.String(required=True)
-
-
 @blueprint.view("DELETE", "/scopes/<path:path>", ADMIN_ONLY)
-@blueprint.answers(200, RemovedScopeSchema)
-def remove_scope(path: str) -> Plain:
+@blueprint.answers(204)
+def remove_scope(path: str) -> None:
     """Remove a scope. Refused while scopes beneath it, keys, models or grants use it."""
     change("scopes.remove", lambda asked: services().scopes.remove(asked, path), lambda _: None)
-    return {"path": path}
 
 
 def _now(path: str) -> Scope:

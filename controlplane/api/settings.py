@@ -12,7 +12,7 @@ class SettingSchema(Schema):
     """One setting of this process; durations are seconds."""
 
     name = ma.fields.String(required=True)
-    value = ma.fields.Raw(required=True)
+    value = ma.fields.Raw(metadata={"description": "Absent: none."})
     origin = ma.fields.String(required=True, metadata={"description": "flag, environment, a file's path or default"})
     default = ma.fields.Raw()
     help = ma.fields.String()
@@ -21,14 +21,14 @@ class SettingSchema(Schema):
 class FileValueSchema(Schema):
     """What a file, a flag or the environment gives a cluster setting."""
 
-    value = ma.fields.Raw(required=True)
+    value = ma.fields.Raw(metadata={"description": "Absent: none."})
     origin = ma.fields.String(required=True)
 
 
 class StoreValueSchema(Schema):
     """What the store gives a cluster setting. ``fault``: this release cannot use it."""
 
-    value = ma.fields.Raw(required=True)
+    value = ma.fields.Raw(metadata={"description": "Absent: none."})
     updated_at = ma.fields.String(required=True)
     updated_by = ma.fields.String(required=True)
     fault = ma.fields.String()
@@ -39,7 +39,7 @@ class ClusterSettingSchema(Schema):
     file, flag or environment that gave it."""
 
     name = ma.fields.String(required=True)
-    value = ma.fields.Raw(required=True)
+    value = ma.fields.Raw(metadata={"description": "Absent: none."})
     rules = ma.fields.String(required=True)
     default = ma.fields.Raw(required=True)
     kind = ma.fields.String(required=True)

@@ -2,6 +2,7 @@
 of another level stands, the level it belongs to."""
 
 from collections.abc import Iterator, Mapping
+from functools import cache
 from typing import Any, cast
 
 from marshmallow import Schema, ValidationError
@@ -53,10 +54,16 @@ _WRONG = {
 }
 
 
-def read(schema: Schema, value: Any) -> tuple[dict[str, Any], Any]:
+@cache
+def _made(schema: type[Schema]) -> Schema:
+    """To make one costs more than to use it."""
+    return schema()
+
+
+def read(schema: type[Schema], value: Any) -> tuple[dict[str, Any], Any]:
     """What of ``value`` could be read, and the messages about the rest."""
     try:
-        return cast(dict[str, Any], schema.load(value)), None
+        return cast(dict[str, Any], _made(schema).load(value)), None
     except ValidationError as error:
         return error.valid_data if isinstance(error.valid_data, dict) else {}, error.messages
 

@@ -210,7 +210,7 @@ def _schema_of(schema: type[Schema]) -> dict[str, Any]:
         if isinstance(field, fields.Nested):
             entry = _schema_of(field.nested)  # type: ignore[arg-type]
         elif isinstance(field, fields.List):
-            entry = {"type": "array", "minItems": 1, "items": _schema_of(field.inner.nested)}  # type: ignore[attr-defined]
+            entry = {"type": "array", "items": _schema_of(field.inner.nested)}  # type: ignore[attr-defined]
         else:
             entry = cast(Plain[Any], field).json_schema()
         properties[name] = {**entry, "description": field.metadata["description"]}
@@ -225,6 +225,7 @@ def _schema_of(schema: type[Schema]) -> dict[str, Any]:
 def model_json_schema() -> dict[str, Any]:
     """JSON Schema of one model, as under its name in a file and as a body of the API."""
     model = _schema_of(ModelSchema)
+    model["properties"]["profiles"]["minItems"] = 1
     profile = model["properties"]["profiles"]["items"]
     profile["properties"]["engine"] |= {"enum": sorted(ENGINES)}
     schemes = "|".join(scheme for scheme in SCHEMES if scheme not in NOT_YET)
@@ -248,7 +249,7 @@ def model_json_schema() -> dict[str, Any]:
     profile["allOf"] += [
         {
             "if": {"properties": {"gpu_class": {"pattern": "-mig-"}}, "required": ["gpu_class"]},
-            "then": {"properties": {name: one for name in ("gpus", "nodes", "tp", "pp", "dp")}},
+            "then": {"properties": dict.fromkeys(("gpus", "nodes", "tp", "pp", "dp"), one)},
         },
         {
             "if": {"required": ["launch_mode"]},

@@ -5,24 +5,27 @@ Blocking: a gevent program runs it off the hub. What people hand in is asked onl
 ``controlplane.catalog.web`` allows (SEC-04).
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import quote, urlsplit
 
 from controlplane.catalog.locator import HUB, Locator, parse_locator
-from controlplane.catalog.model import Model
 from controlplane.catalog.web import Answer, WebError, WebOptions, ask
 from llmgw.runtime.faults import did_you_mean
 from llmgw.runtime.settings import Loaded, SettingsError, read_secret
 
 MAX_LISTING = 32 * 1024 * 1024
 MAX_FILES = 20_000
+MAX_NAMES = 500
 MAX_SOURCES = 16
+"""Most sources of one model that are looked at."""
 _AGENT = {"User-Agent": "llmgw", "Accept": "*/*"}
 _WEIGHTS = (".safetensors", ".gguf", ".bin", ".pt", ".pth")
 _GB = 1024**3
+_COMMIT = re.compile(r"[0-9a-f]{7,64}")
 
 State = Literal["exists", "missing", "unreachable", "unknown"]
 
@@ -81,19 +84,6 @@ def check_source(source: str, options: SourceOptions) -> SourceReport:
     except WebError as error:
         host = urlsplit(locator.path if locator.scheme == "https" else options.endpoint).hostname
         return SourceReport(source, "unreachable", f"{host} {error}")
-
-
-def check_model(model: Model, options: SourceOptions) -> list[SourceReport]:
-    """A report for every source of a model, each source once, at most ``MAX_SOURCES``. An
-    external model has none."""
-    return [check_source(source, options) for source in list(dict.fromkeys(_sources(model)))[:MAX_SOURCES]]
-
-
-def _sources(model: Model) -> Iterator[str]:
-    for profile in model.profiles:
-        yield profile.source
-    if model.adapter is not None:
-        yield model.adapter.source
 
 
 # ---------------------------------------------------------------- file:
@@ -177,8 +167,8 @@ def _hub(source: str, locator: Locator, options: SourceOptions) -> SourceReport:
         return SourceReport(
             source, "unreachable", f"{urlsplit(base).hostname} answered with something that is no listing"
         )
-    commit = found.get("sha") if isinstance(found.get("sha"), str) else None
-    commit = commit[:64] if commit else None
+    sha = found.get("sha")
+    commit = sha if isinstance(sha, str) and _COMMIT.fullmatch(sha) else None
     if found.get("disabled") is True:
         return SourceReport(source, "unreachable", f"{repository} was disabled by the hub", revision=commit)
     chosen = _chosen(locator, files)
@@ -248,7 +238,7 @@ def _chosen(locator: Locator, files: Mapping[str, int | None]) -> dict[str, int 
         parts = _parts(locator.file, files)
         if parts:
             return parts
-        ggufs = sorted(name for name in files if name.lower().endswith(".gguf"))
+        ggufs = sorted(name for name in files if name.lower().endswith(".gguf") and _showable(name))[:MAX_NAMES]
         if not ggufs:
             return f"{locator.repository} holds no .gguf file"
         near = did_you_mean(locator.file, ggufs) or f"; it has {_some(ggufs)}"
@@ -269,6 +259,11 @@ def _parts(name: str, files: Mapping[str, int | None]) -> dict[str, int | None]:
     return {
         other: size for other, size in files.items() if other.startswith(prefix) and other.endswith(f"-of-{total}.gguf")
     }
+
+
+def _showable(name: str) -> bool:
+    """Whether a name from outside may stand in a sentence."""
+    return len(name) <= 200 and name.isascii() and name.isprintable()
 
 
 def _some(names: Iterable[str]) -> str:

@@ -182,7 +182,7 @@ def _aliases(value: Any) -> list[tuple[int, str]]:
 def _model(name: str, value: Any, place: str, origin: str, reading: _Reading) -> Model | None:
     faults = reading.faults
     clean = len(faults)
-    data, messages = read(ModelSchema(), value)
+    data, messages = read(ModelSchema, value)
     if messages is not None:
         faults.extend(flatten(messages, place, ModelSchema))
     if not isinstance(value, dict):
@@ -197,7 +197,8 @@ def _model(name: str, value: Any, place: str, origin: str, reading: _Reading) ->
         problem = _adapter_source(adapter["source"])
         if problem:
             reading.fault(f"{place}.adapter.source", problem)
-    profiles = _profiles(value.get("profiles"), place, _resources(data.get("resources")), reading)
+    known = data.get("profiles") if messages is None else None
+    profiles = _profiles(value.get("profiles"), known, _resources(data.get("resources")), place, reading)
     if len(faults) > clean:
         return None
     return Model(
@@ -235,7 +236,10 @@ def _kind(value: Mapping[str, Any], place: str, reading: _Reading) -> None:
             reading.fault(f"{place}.role", "an adapter cannot be a guard: make its base model one")
 
 
-def _profiles(written: Any, place: str, resources: Resources | None, reading: _Reading) -> list[Profile]:
+def _profiles(
+    written: Any, known: list[dict[str, Any]] | None, resources: Resources | None, place: str, reading: _Reading
+) -> list[Profile]:
+    """``known`` are the profiles as the schema read them, if it found no fault in the model."""
     if written == []:
         reading.fault(f"{place}.profiles", "must hold at least one profile")
     clean = len(reading.faults)
@@ -245,7 +249,7 @@ def _profiles(written: Any, place: str, resources: Resources | None, reading: _R
         if not isinstance(raw, dict):
             continue
         where = f"{place}.profiles[{index}]"
-        entry, messages = read(ProfileSchema(), raw)
+        entry, messages = (known[index], None) if known is not None else read(ProfileSchema, raw)
         allowed = allowances(str(entry.get("engine")), reading.allowed)
         reading.faults.extend(profile_faults(entry, raw, where, allowed))
         label = entry.get("name", f"p{index}")
@@ -329,7 +333,7 @@ def _adapter_source(source: str) -> str | None:
 def _weighted(
     name: str, value: Any, *, place: str, origin: str, models: Mapping[str, Model], reading: _Reading
 ) -> WeightedAlias | None:
-    data, messages = read(AliasSchema(), value)
+    data, messages = read(AliasSchema, value)
     if messages is not None:
         reading.faults.extend(flatten(messages, place, AliasSchema))
     if name in reading.names.models:

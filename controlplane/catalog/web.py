@@ -151,7 +151,7 @@ def ask(
         target = urljoin(url, answer.headers["location"])
         aim = _checked(target)
         if parts.scheme == "https" and aim.scheme != "https":
-            raise Forbidden(f"sends on to {aim.hostname} without encryption")
+            raise Forbidden(f"sends on to {(aim.hostname or '')[:100]!a} without encryption")
         url = target.partition("#")[0]
     raise WebError(f"sends on more than {MAX_HOPS} times")
 

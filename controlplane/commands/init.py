@@ -112,10 +112,11 @@ def init(context: click.Context, /, unasked: bool, force: bool, **given: Any) ->
         raise click.UsageError("there is no terminal to ask questions on: give --yes, and options for other answers")
     ask = _Asking(context, unasked)
     site = Site(_answers(ask, given))
+    user = ask.text("user", given["user"] or who(), "Name of the first administrator", firsts.name_fault)
     site.make_directories()
     _write_files(ask, site, force)
     settings = _check_files(site)
-    key = _fill_store(ask, settings, given)
+    key = _fill_store(settings, user, given["key_name"])
     _what_next(site, settings, key)
     if key is not None:
         click.echo(key)
@@ -273,18 +274,17 @@ def _check_files(site: Site) -> Loaded:
 # ---------------------------------------------------------------- store
 
 
-def _fill_store(ask: _Asking, settings: Loaded, given: dict[str, Any]) -> str | None:
+def _fill_store(settings: Loaded, user: str, key_name: str) -> str | None:
     """Tables, the first administrator and the first API key. Returns the key, if it was made."""
     private_directory(settings["state_dir"])
-    target = backend(settings, exclusive=True)
-    user = ask.text("user", given["user"] or who(), "Name of the first administrator", firsts.name_fault)
-    with moving.alone(target):
+    target = backend(settings)
+    with moving.alone(backend(settings, exclusive=True)):
         try:
             database = Database(target).open()
         except StoreUnavailable as error:
             raise StoreError(str(error)) from error
         try:
-            return _first_things(database, user, given["key_name"], settings)
+            return _first_things(database, user, key_name, settings)
         finally:
             database.close()
             if isinstance(target, Sqlite):

@@ -171,8 +171,8 @@ def restore(settings: Loaded, file: Path, replacing: bool, form: str) -> None:
     the restored control plane: its epoch is raised above those that they saw.
     """
     manifest = read_manifest(file)
-    target = backend(settings, exclusive=True)
-    with moving.alone(target), _working(settings) as folder:
+    target = backend(settings)
+    with _working(settings) as folder, moving.alone(backend(settings, exclusive=True)):
         full = _holds_something(target)
         if full and not replacing:
             raise StoreError(
@@ -264,12 +264,12 @@ def move(settings: Loaded, url: str, password_file: Path | None, form: str) -> N
     """
     if words := url_fault(url):
         raise click.UsageError(f"--to {words}")
-    source = backend(settings, exclusive=True)
-    target = backend_of(url, password_file, settings["state_dir"], exclusive=True)
+    source = backend(settings)
+    target, locked = (backend_of(url, password_file, settings["state_dir"], exclusive=lock) for lock in (False, True))
     if isinstance(source, Sqlite) and not source.file.exists():
         raise StoreError(f"{source.name}: there is no store yet, so there is nothing to move: set store.url and start")
     _not_the_same(source, target)
-    with moving.alone(source), moving.alone(target):
+    with moving.alone(backend(settings, exclusive=True)), moving.alone(locked):
         copied = _copy(source, target)
     rows = sum(found.rows for found in copied.values())
     if form == "json":

@@ -142,6 +142,8 @@ def tick(fleet: Fleet, now: float) -> None:
     """Send again what got no answer in a session that stands."""
     patience = fleet.settings.resend_after
     for replica in list(fleet.view.replicas.values()):
+        if not replica.stop_committed and replica.state != "starting":
+            continue
         for _, shard in sorted(replica.shards.items()):
             if not shard.live or shard.sent_at is None or now - shard.sent_at < patience:
                 continue

@@ -7,6 +7,7 @@ import contextlib
 import json
 import secrets
 from collections.abc import Callable, Iterable
+from http.client import HTTPException
 from typing import Any
 
 import gevent
@@ -62,19 +63,34 @@ class _Handler(WSGIHandler):  # type: ignore[misc]
     def log_request(self) -> None:
         """Requests are logged by the applications, where they matter."""
 
+    def handle_one_request(self) -> Any:
+        """Tell in our words also that the first line is too long."""
+        result = super().handle_one_request()
+        if isinstance(result, tuple) and result[0] == "414":
+            return _refusal("414 URI Too Long", "validation_failed", "the path with its query is too long")
+        return result
+
     def _handle_client_error(self, ex: Exception) -> tuple[str, bytes] | None:
         if isinstance(ex, OSError):
             return None  # the peer went away, or took too long
-        status, code, message = "400 Bad Request", "validation_failed", "the request cannot be read"
         if isinstance(ex, _TooLarge):
-            status, code, message = "413 Content Too Large", "body_too_large", str(ex)
-        elif isinstance(ex, _NoLength):
-            status, code, message = "411 Length Required", "validation_failed", str(ex)
-        else:
-            self.server.error_log.write(f"request of {peer_name(self.client_address)} refused: {ex}")
-        body = json.dumps({"code": code, "message": message, "request_id": secrets.token_hex(8)}).encode()
-        head = f"HTTP/1.1 {status}\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
-        return status[:3], head.encode() + b"Connection: close\r\n\r\n" + body
+            return _refusal("413 Content Too Large", "body_too_large", str(ex))
+        if isinstance(ex, _NoLength):
+            return _refusal("411 Length Required", "validation_failed", str(ex))
+        self.server.error_log.write(f"request of {peer_name(self.client_address)} refused: {str(ex)[:200]}")
+        if isinstance(ex, HTTPException) or "headers status: 'Line too long'" in str(ex):
+            words = "the header has too many fields, or one that is too long"
+            return _refusal("431 Request Header Fields Too Large", "validation_failed", words)
+        return _refusal("400 Bad Request", "validation_failed", "the request cannot be read")
+
+
+def _refusal(status: str, code: str, message: str) -> tuple[str, bytes]:
+    """What the server answers by itself; the connection ends after it."""
+    request_id = secrets.token_hex(8)
+    body = json.dumps({"code": code, "message": message, "request_id": request_id}).encode()
+    head = f"HTTP/1.1 {status}\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+    head += f"X-Request-Id: {request_id}\r\nX-Content-Type-Options: nosniff\r\nCache-Control: no-store\r\n"
+    return status[:3], head.encode() + b"Connection: close\r\n\r\n" + body
 
 
 class _Server(WSGIServer):  # type: ignore[misc]

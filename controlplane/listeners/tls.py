@@ -29,16 +29,23 @@ class ServerTls:
 
     def load(self) -> Any:
         """A context with what the files hold now. Blocking. Raises ``SettingsError``."""
-        faults = [*self._faults()]
+        faults = self._faults()
         if faults:
             raise SettingsError("llmgw server", faults)
+        asked = False
+
+        def passphrase() -> bytes:
+            nonlocal asked
+            asked = True
+            return b""
+
         context = gevent_ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.set_alpn_protocols(["http/1.1"])
         try:
-            context.load_cert_chain(self._certificate, self._key, password=lambda: b"")
+            context.load_cert_chain(self._certificate, self._key, password=passphrase)
         except ssl.SSLError as error:
-            raise SettingsError("llmgw server", [self._fault(error)]) from error
+            raise SettingsError("llmgw server", [self._fault(error, encrypted=asked)]) from error
         return context
 
     def use(self, context: Any) -> None:
@@ -64,10 +71,10 @@ class ServerTls:
                 faults.append(Fault(f"{self._name}.{place}", f"{file} cannot be read: {error.strerror}"))
         return faults
 
-    def _fault(self, error: ssl.SSLError) -> Fault:
+    def _fault(self, error: ssl.SSLError, *, encrypted: bool) -> Fault:
         if error.reason == "KEY_VALUES_MISMATCH":
             return Fault(f"{self._name}.key", f"{self._key} is not the key of {self._certificate}: give the pair")
-        if error.reason in ("BAD_DECRYPT", "BAD_PASSWORD_READ", "PROBLEMS_GETTING_PASSWORD"):
+        if encrypted:
             return Fault(f"{self._name}.key", f"{self._key} is encrypted: write it without a passphrase, mode 0600")
         words = "must hold PEM: a certificate with those that signed it beneath, and a private key"
-        return Fault(f"{self._name}.certificate", f"{self._certificate} and {self._key} {words} ({error.reason})")
+        return Fault(f"{self._name}.certificate", f"{self._certificate} and {self._key} {words}")

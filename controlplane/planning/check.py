@@ -34,17 +34,21 @@ class _Use:
 def check(plan: Plan, view: FleetView) -> list[Violation]:
     """Every invariant the plan's actions would break, in the order of the actions.
 
-    Cost: live shards + actions.
+    Cost: replicas of the models acted on, shards on the nodes placed on.
     """
+    if not plan.actions:
+        return []
+    models = {action.model for action in plan.actions}
     touched = {place.node_id for action in plan.actions if isinstance(action, Place) for place in action.shards}
     use = {node_id: _Use() for node_id in touched}
     alive: dict[str, int] = {}
     restarts: dict[str, str] = {}
     for replica in view.replicas.values():
-        if _counted(replica):
-            alive[replica.model] = alive.get(replica.model, 0) + (not _outdated(view, replica))
-        if replica.restart not in (None, "queued"):
-            restarts[replica.model] = replica.id
+        if replica.model in models:
+            if _counted(replica):
+                alive[replica.model] = alive.get(replica.model, 0) + (not _outdated(view, replica))
+            if replica.restart not in (None, "queued"):
+                restarts[replica.model] = replica.id
         for shard in replica.shards.values():
             if shard.phase not in ("exited", "lost") and shard.node_id in use:
                 _hold(view, use[shard.node_id], replica.id, shard.spec)

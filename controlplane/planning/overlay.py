@@ -5,6 +5,7 @@ replica that is stopping still holds its port, memory and devices.
 """
 
 from collections import Counter
+from collections.abc import Generator
 from dataclasses import dataclass, field
 
 from controlplane.catalog.model import Catalog
@@ -25,6 +26,9 @@ class Claims:
 
 EMPTY = Claims()
 
+PER_UNIT = 16
+"""Replicas whose claims are taken in one unit of work."""
+
 
 def claimed_memory(catalog: Catalog, spec: ShardSpec) -> int:
     """Bytes a shard claims: what the catalog declares for its profile now (PLC-04),
@@ -36,19 +40,52 @@ def claimed_memory(catalog: Catalog, spec: ShardSpec) -> int:
     return spec.memory_bytes or 0
 
 
-class Overlay:
-    """The claims a plan works on. Changing it changes no view."""
+class Work:
+    """Counts units of work, one for a candidate (some 30 microseconds), so that a
+    generator yields about every 5 ms without a clock."""
 
-    def __init__(self, view: FleetView) -> None:
+    SLICE = 150
+
+    def __init__(self) -> None:
+        self.units = 0
+
+    def spent(self, units: int = 1) -> bool:
+        """Add work; true when it is time to yield."""
+        self.units += units
+        if self.units < self.SLICE:
+            return False
+        self.units = 0
+        return True
+
+
+class Overlay:
+    """The claims a plan works on. Changing it changes no view. With ``later`` it is empty
+    until ``fill`` filled it: a pass that places nothing needs no claims."""
+
+    def __init__(self, view: FleetView, *, later: bool = False) -> None:
         self.catalog = view.catalog
         self.nodes: dict[str, Claims] = {}
         self.places: dict[str, list[str]] = {}
-        self.ids: set[str] = set(view.replicas)
-        for replica in view.replicas.values():
+        self.ids: set[str] = set()
+        self.filled = not later
+        if not later:
+            for replica in view.replicas.values():
+                self.add_replica(replica)
+
+    def fill(self, view: FleetView, work: Work) -> Generator[None, None, None]:
+        """Take the claims of all replicas, in slices. One that changes meanwhile may be
+        taken as it was; ``check`` sees what that breaks."""
+        if self.filled:
+            return
+        self.filled = True
+        for number, replica in enumerate(list(view.replicas.values())):
             self.add_replica(replica)
+            if number % PER_UNIT == 0 and work.spent():
+                yield
 
     def add_replica(self, replica: ReplicaView) -> None:
         """Add the claims of the live shards of a replica."""
+        self.ids.add(replica.id)
         for shard in replica.shards.values():
             if shard.live:
                 self.add(replica.id, shard.node_id, shard.spec)
@@ -68,7 +105,7 @@ class Overlay:
     def without(self, replica: ReplicaView) -> "Overlay":
         """A copy in which a replica holds nothing."""
         copy = Overlay.__new__(Overlay)
-        copy.catalog, copy.ids = self.catalog, self.ids
+        copy.catalog, copy.ids, copy.filled = self.catalog, self.ids, True
         copy.nodes, copy.places = dict(self.nodes), dict(self.places)
         for shard in replica.shards.values():
             held, spec = copy.nodes.get(shard.node_id), shard.spec

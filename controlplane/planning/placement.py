@@ -8,7 +8,7 @@ from collections.abc import Generator, Iterable, Mapping
 from dataclasses import dataclass
 
 from controlplane.catalog.model import Model, Profile
-from controlplane.planning.overlay import Claims, Overlay
+from controlplane.planning.overlay import Claims, Overlay, Work
 from controlplane.planning.view import FleetView, Holds, NodeView, Reason, Refusal, ReplicaView, Verdict
 from controlplane.planning.words import cores, gb, listing, plural
 from llmgw.wire.messages import Device, Inventory, PortRange
@@ -16,30 +16,14 @@ from llmgw.wire.messages import Device, Inventory, PortRange
 DEFAULT_PORTS = PortRange(first=20000, last=20999)
 """Engine ports of a node that does not say."""
 
+__all__ = ["Choice", "Spot", "Work", "choose", "examine", "foreign_processes", "free_port", "refusal"]
+
 RACK = "llmgw.io/rack"
 PDU = "llmgw.io/pdu"
 
 FETCHED = frozenset({"hf", "https"})
 """Schemes of sources that an agent must be able to fetch: it says so in its hello, as
 ``fetch:SCHEME``. One that says nothing cannot."""
-
-
-class Work:
-    """Counts units of work, one for a candidate (some 30 microseconds), so that a
-    generator yields about every 5 ms without a clock."""
-
-    SLICE = 150
-
-    def __init__(self) -> None:
-        self.units = 0
-
-    def spent(self, units: int = 1) -> bool:
-        """Add work; true when it is time to yield."""
-        self.units += units
-        if self.units < self.SLICE:
-            return False
-        self.units = 0
-        return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +58,7 @@ def choose(
     """Examine every profile on every node. Yields between slices of work. ``leaving`` is
     a replica in whose stead the new one comes: it has no part in the spread."""
     order = list(nodes)
+    yield from overlay.fill(view, work)
     spread = Spread(view, overlay, model.name, leaving)
     verdicts: list[tuple[Profile, NodeView, Spot | tuple[Reason, ...]]] = []
     best: tuple[tuple[float | str, ...], Spot] | None = None

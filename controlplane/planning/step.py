@@ -131,6 +131,7 @@ class Step:
                 self._add(model, choice.spot, choice.verdicts, f"{restart.asked}: it replaces {old.id}", old.id)
                 return
             beside = f"; nothing fits beside it: {refusal(model, choice.verdicts).message}"
+        yield from self.overlay.fill(self.view, self.work)
         alone = yield from choose(
             self.view, self.overlay.without(old), model, nodes, work=self.work, now=self.now, leaving=old
         )
@@ -201,7 +202,7 @@ class Step:
         """An id nobody has (REC-01)."""
         while True:
             candidate = f"{model}-{self.rng.getrandbits(32):08x}"
-            if candidate not in self.overlay.ids:
+            if candidate not in self.overlay.ids and candidate not in self.view.replicas:
                 return candidate
 
 

@@ -1,6 +1,7 @@
 """The fleet as routers need it: every model of the catalog, where it is served, and
 why if it is not (RTR-03). Pure."""
 
+from collections.abc import Generator
 from urllib.parse import urlsplit
 
 from controlplane.catalog.model import Catalog, External, Model
@@ -8,6 +9,9 @@ from controlplane.fleet.keys import engine_key
 from controlplane.planning.state import Standing, routable, standing
 from controlplane.planning.view import FleetView, ReplicaView
 from llmgw.wire.routing import Endpoint, RoutedAlias, RoutedModel
+
+ROWS = 1000
+"""Models and replicas of one slice."""
 
 EXTERNAL = "external:"
 """What the id of an external model's endpoint begins with; the model's name follows."""
@@ -32,9 +36,21 @@ def aliases(catalog: Catalog) -> tuple[RoutedAlias, ...]:
 
 
 def routes(view: FleetView, engine_secret: bytes | None) -> tuple[RoutedModel, ...]:
+    """``routing`` at once."""
+    work = routing(view, engine_secret)
+    while True:
+        try:
+            next(work)
+        except StopIteration as done:
+            table: tuple[RoutedModel, ...] = done.value
+            return table
+
+
+def routing(view: FleetView, engine_secret: bytes | None) -> Generator[None, None, tuple[RoutedModel, ...]]:
     """All models by name. Endpoints are the ready replicas on nodes that are not lost;
     draining ones are left out (REC-06). The engine key is filled in where the engine
-    demands one. Stays equal while nothing that matters to a router changes.
+    demands one. Stays equal while nothing that matters to a router changes. Yields about
+    every 5 ms of work; what happens between two yields is in the rows that come after.
 
     While settling, routers keep the endpoints they know: those of replicas that are on
     their way out are named, or a drain would go on being fed (REC-06, REC-25)."""
@@ -43,7 +59,12 @@ def routes(view: FleetView, engine_secret: bytes | None) -> tuple[RoutedModel, .
     for replica in view.replicas.values():
         groups.setdefault(replica.model, []).append(replica)
     table = []
+    since = 0
     for name, model in sorted(view.catalog.models.items()):
+        since += 1 + len(groups.get(name, ()))
+        if since >= ROWS:
+            since = 0
+            yield
         replicas = sorted(groups.get(name, ()), key=lambda replica: replica.id)
         now_is = standing(view, model, replicas)
         table.append(

@@ -117,20 +117,26 @@ class CatalogService:
             log.info("catalog loaded", actor=actor, models=len(catalog.models), source=catalog.source)
             return catalog
 
-    def candidate(self, name: str, definition: Definition | None) -> Catalog:
+    def candidate(self, name: str, definition: Definition | None, more: Sequence[Fault] = ()) -> Catalog:
         """The whole with one stored model added, replaced, or (``None``) without it. Not
-        in force before ``take``. Raises ``Refused`` with all faults."""
+        in force before ``take``. Raises ``Refused`` with all faults, and with ``more``,
+        which others found."""
         stored = {key: row.definition for key, row in self.stored.items() if key != name}
         if definition is not None:
             stored[name] = definition
+        faults: list[Fault] = []
+        catalog = self.current
         try:
-            return off_hub(merge, self._files, stored, self._allowed)
+            catalog = off_hub(merge, self._files, stored, self._allowed)
         except SettingsError as error:
-            faults = [_placed(fault, STORE) for fault in error.faults]
+            faults += [_placed(fault, STORE) for fault in error.faults]
+        faults += more
+        if faults:
             told = f"{len(faults)} fault{'s' if len(faults) != 1 else ''}"
             raise Refused(
                 "catalog_invalid", f"the catalog would have {told}: nothing was changed", status=422, faults=faults
-            ) from error
+            )
+        return catalog
 
     def take(self, catalog: Catalog, stored: Mapping[str, StoredModel]) -> None:
         """Make a candidate current, now that the store has it. Called with the lock held."""

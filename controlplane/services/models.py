@@ -13,8 +13,10 @@ from controlplane.services.catalog import CatalogService, Definition
 from controlplane.services.changes import Asked, Changed, Changes, Principal
 from controlplane.services.cluster_settings import ClusterSettings
 from controlplane.services.errors import Refused, conflict, invalid, not_found
+from controlplane.services.fleet import find_model
 from controlplane.services.moments import shown
 from controlplane.services.recovery import learn_if_uncertain
+from controlplane.services.scoped import owned
 from controlplane.services.scopes import Scopes
 from controlplane.store.access import StoreAccess
 from controlplane.store.port import ApiKey, StoredModel, Transaction
@@ -120,18 +122,12 @@ class Models:
     def visible(self, principal: Principal, name: str) -> Model:
         """A model by its name or alias, if the principal may see it. Raises ``Refused``."""
         models = self._catalog.current.models
-        model = models.get(name) or next((row for row in models.values() if name in row.aliases), None)
+        model = find_model(models.values(), name)
         if model is None or not principal.sees(model.owner):
             known = [
                 label for row in models.values() if principal.sees(row.owner) for label in (row.name, *row.aliases)
             ]
             raise not_found("model", name, did_you_mean(name, known))
-        return model
-
-    def changeable(self, principal: Principal, name: str) -> Model:
-        """The same, if the principal may act on it. Raises ``Refused``."""
-        model = self.visible(principal, name)
-        _may(principal, model.owner, f"the model {model.name}")
         return model
 
     def check(self, principal: Principal, name: str) -> tuple[SourceReport, ...]:
@@ -198,18 +194,18 @@ class Models:
 
     def _put(self, asked: Asked, name: str, definition: Definition, *, check: bool, dry_run: bool) -> Outcome:
         before = self._catalog.stored.get(name)
-        self._not_in_a_file(asked.principal, name)
+        self._free(asked.principal, name)
         if before is not None:
             self._changeable(asked.principal, name)
         asked.expect(before.version if before else None)
-        self._check_owner(asked.principal, name, definition)
-        model = self._catalog.candidate(name, definition).models[name]
+        faults = self._owner_faults(asked.principal, name, definition)
+        model = self._catalog.candidate(name, definition, faults).models[name]
         states: tuple[SourceReport, ...] = ()
         if check and self._settings.value("sources.check"):
             old = self._catalog.current.models.get(name)
             known = set(_sources(old)) if old else set()
             states = self._states([source for source in _sources(model) if source not in known])
-            _refuse_unusable(states, model)
+            _refuse_unusable(states, name, definition)
         if dry_run:
             return Outcome(name, model, before, definition, states, dry_run=True)
         with self._catalog.lock:
@@ -265,15 +261,21 @@ class Models:
         asked.expect(known.version if known else None)
         return conflict(f"the model {name!r} was changed at the same time: read it again, then repeat")
 
-    def _not_in_a_file(self, principal: Principal, name: str) -> None:
-        origin = self._catalog.origin(name)
-        if origin is None or name in self._catalog.stored:
+    def _free(self, principal: Principal, name: str) -> None:
+        """Raise ``Refused`` unless the name is free, or that of a stored model."""
+        catalog = self._catalog.current
+        if name in self._catalog.stored:
             return
-        if not principal.sees(self._catalog.current.models[name].owner):
+        model = find_model(catalog.models.values(), name)
+        if model is None and name not in catalog.aliases:
+            return
+        if model is None or not principal.sees(model.owner):
             raise conflict(f"the name {name!r} is taken: choose another")
+        if model.name != name:
+            raise conflict(f"{name!r} is an alias of the model {model.name}: name the model, or choose another name")
         raise Refused(
             "defined_in_file",
-            f"the model {name!r} is written in {origin}: change it there, then reload the catalog "
+            f"the model {name!r} is written in {model.origin}: change it there, then reload the catalog "
             "(llmgw ctl catalog reload, or SIGHUP)",
             status=409,
         )
@@ -281,25 +283,27 @@ class Models:
     def _changeable(self, principal: Principal, name: str) -> StoredModel:
         stored = self._catalog.stored.get(name)
         if stored is None:
-            self._not_in_a_file(principal, name)
-            self.visible(principal, name)  # raises unless it is an alias
-            raise conflict(f"{name!r} is another name of a model: name the model itself")
+            self._free(principal, name)
+            self.visible(principal, name)  # there is none, so this says what is near
+            raise not_found("model", name)
         owner = str(stored.definition.get("owner", ""))
         if not principal.sees(owner):
             raise conflict(f"the name {name!r} is taken: choose another")
         _may(principal, owner, f"the model {name}")
         return stored
 
-    def _check_owner(self, principal: Principal, name: str, definition: Definition) -> None:
+    def _owner_faults(self, principal: Principal, name: str, definition: Definition) -> list[Fault]:
+        """What is wrong with the owner beside what the catalog says. Raises ``Refused`` if
+        the principal may not name it."""
         owner = definition.get("owner", "")
         if not isinstance(owner, str):
-            return  # a fault of the catalog's
+            return []  # a fault of the catalog's
         if not principal.reaches(owner):
-            scopes = " or ".join(grant.scope for grant in principal.grants if grant.scope)
             words = f"{owner!r} is not among the scopes of {principal.user}" if owner else "no owner is named"
-            raise Refused("forbidden", f"{words}: set owner to {scopes}, or to a scope beneath", status=403)
-        if owner:
-            self._scopes.must_exist(owner, f"models.{name}.owner")
+            own = " or ".join(owned(principal))
+            raise Refused("forbidden", f"{words}: set owner to {own}, or to a scope beneath", status=403)
+        fault = self._scopes.unknown(owner) if owner else None
+        return [Fault(f"models.{name}.owner", fault)] if fault else []
 
     def _states(self, sources: Iterable[str]) -> tuple[SourceReport, ...]:
         return tuple(self.check_source(source) for source in list(dict.fromkeys(sources))[:MAX_SOURCES])
@@ -323,16 +327,19 @@ def _sources(model: Model) -> list[str]:
     return [*found, model.adapter.source] if model.adapter else found
 
 
-def _refuse_unusable(states: Sequence[SourceReport], model: Model) -> None:
+def _refuse_unusable(states: Sequence[SourceReport], name: str, definition: Definition) -> None:
     bad = {state.source: state.words for state in states if not state.usable}
     if not bad:
         return
-    places = {profile.source: f"profile {profile.name}: source" for profile in model.profiles}
+    places = {
+        profile["source"]: f"models.{name}.profiles[{index}].source"
+        for index, profile in enumerate(definition.get("profiles", ()))
+    }
     raise Refused(
         "source_unusable",
         "nothing was changed: a source of the weights cannot be used (check=false, or --no-check, skips this look)",
         status=422,
-        faults=[Fault(places.get(source, "adapter.source"), words) for source, words in bad.items()],
+        faults=[Fault(places.get(source, f"models.{name}.adapter.source"), words) for source, words in bad.items()],
     )
 
 

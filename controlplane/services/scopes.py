@@ -47,11 +47,12 @@ class Scopes:
         """Whether there is such a scope."""
         return path in self._scopes
 
-    def must_exist(self, path: str, place: str) -> None:
-        """Raise ``Refused`` with a fault at ``place`` unless there is such a scope."""
-        if path not in self._scopes:
-            hint = did_you_mean(path, self._scopes)
-            raise invalid(place, f"there is no scope {path!r}{hint or ': an admin makes it with llmgw ctl scope add'}")
+    def unknown(self, path: str) -> str | None:
+        """Why a thing cannot belong to this scope: there is none. ``None`` if there is."""
+        if path in self._scopes:
+            return None
+        hint = did_you_mean(path, self._scopes) or ": an administrator makes it with POST /api/v1/scopes"
+        return f"there is no scope {path!r}{hint}"
 
     def all(self, principal: Principal) -> list[Scope]:
         """The scopes that the principal may see, by path."""

@@ -207,20 +207,28 @@ class Database:
 
     def _connected(self) -> Connection:
         if self._connection is None:
-            connection = self._engine.connect()
             try:
-                self.backend.opened(connection, write=self._write)
-                if self._opened:
-                    with connection.begin():
-                        schema.require_head(connection, self.backend)
-                    log.info("connected to the store again", store=self.backend.name, write=self._write)
-            except BaseException:
-                connection.close()
-                raise
-            self._connection = connection
+                self._connection = self._connect()
+            except StoreError as error:
+                if not self._opened:
+                    raise
+                raise StoreUnavailable(f"{error}: nothing was changed") from error
             with self._lock:
-                self._raw = connection.connection.driver_connection
+                self._raw = self._connection.connection.driver_connection
         return self._connection
+
+    def _connect(self) -> Connection:
+        connection = self._engine.connect()
+        try:
+            self.backend.opened(connection, write=self._write)
+            if self._opened:
+                with connection.begin():
+                    schema.require_head(connection, self.backend)
+                log.info("connected to the store again", store=self.backend.name, write=self._write)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
 
     @staticmethod
     def _is_current(connection: Connection) -> bool:

@@ -6,8 +6,9 @@ of every table agree. Memory is bounded by ``BATCH`` rows. Blocking.
 """
 
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -68,22 +69,22 @@ def writing(backend: Backend) -> Iterator[Connection]:
 
 
 @contextmanager
-def alone(backend: Backend) -> Iterator[None]:
-    """Keeps every control plane out of a store. Raises ``StoreError`` while one uses it."""
-    try:
-        if isinstance(backend, Sqlite):
-            lock = DatabaseLock(backend.file)
-            give_to_owner(backend.file.with_name(f"{backend.file.name}.lock"))
-            try:
-                yield
-            finally:
-                lock.release()
-        else:
-            with backend.engine(write=True).connect() as connection:
-                backend.opened(connection, write=True)
-                yield
-    except DBAPIError as error:
-        raise StoreError(f"{backend.name}: {backend.failure(error).words}") from error
+def alone(exclusive: Backend) -> Iterator[None]:
+    """Keeps every control plane out of a store. Raises ``StoreError`` while one uses it.
+    A PostgreSQL one must be ``exclusive``, and another object than what is worked with."""
+    with ExitStack() as stack:
+        try:
+            if isinstance(exclusive, Sqlite):
+                stack.callback(DatabaseLock(exclusive.file).release)
+                give_to_owner(exclusive.file.with_name(f"{exclusive.file.name}.lock"))
+            else:
+                connection = stack.enter_context(exclusive.engine(write=True).connect())
+                exclusive.opened(connection, write=True)
+        except DBAPIError as error:
+            raise StoreError(f"{exclusive.name}: {exclusive.failure(error).words}") from error
+        except StoreError as error:  # the advice is for a second control plane
+            raise StoreError(re.sub(": stop that one, or give .*", ": stop it first", str(error))) from error
+        yield
 
 
 def give_to_owner(file: Path) -> None:

@@ -1,18 +1,20 @@
 """Which database the settings name."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 import psycopg
 from psycopg import conninfo
 
 from controlplane.store.access import StoreThreads
 from controlplane.store.database import Backend, Database
+from controlplane.store.port import StoreError
 from controlplane.store.postgresql import Postgresql
 from controlplane.store.sqlite import Sqlite
-from llmgw.runtime.settings import read_secret
+from llmgw.runtime.settings import SettingsError, read_secret
 
 FILE = "llmgw.db"
 """The store in the state directory, unless ``store.url`` names another."""
@@ -51,7 +53,7 @@ def backend_of(url: str, password_file: Path | None, default: Path, **more: Any)
         return Sqlite(file)
     password: Callable[[], str] | None = None
     if password_file is not None:
-        password = lambda: read_secret(password_file)  # noqa: E731 - a name for it says no more
+        password = partial(_password, password_file)
     return Postgresql(url, password, **more)
 
 
@@ -60,9 +62,17 @@ def threads(backend: Backend, timeout: float) -> StoreThreads:
     return StoreThreads(lambda: Database(backend), lambda: Database(backend, write=False), timeout)
 
 
+def _password(file: Path) -> str:
+    try:
+        return read_secret(file)
+    except SettingsError as error:
+        words = "; ".join(fault.message for fault in error.faults)
+        raise StoreError(f"store.password_file {file} {words}") from error
+
+
 def _sqlite_file(url: str) -> Path | None:
     parts = urlsplit(url)
     if parts.scheme.lower() != "sqlite" or parts.netloc or parts.query or parts.fragment:
         return None
-    path = Path(parts.path)
+    path = Path(unquote(parts.path))
     return path if path.is_absolute() and path.name else None

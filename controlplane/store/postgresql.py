@@ -52,8 +52,12 @@ DEFAULTS = {
 is noticed within 10 to 25 seconds."""
 
 LIMITS = {"lock_timeout": "2s", "idle_in_transaction_session_timeout": "60s"}
+ALIVE = {"tcp_keepalives_idle": "10", "tcp_keepalives_interval": "5", "tcp_keepalives_count": "3"}
+"""What the server is told: a control plane that went away without a word holds its lock no
+longer than that."""
+
 WRITING = {"statement_timeout": "30s"}
-READING = {"statement_timeout": "40s", "default_transaction_read_only": "on"}
+READING = {"statement_timeout": "40s"}
 
 _BY_STATE = {
     "40001": Failure("too many changes at once touch the same rows", "again"),
@@ -119,7 +123,7 @@ class Postgresql:
             hide_parameters=True,
             isolation_level="SERIALIZABLE" if write else "REPEATABLE READ",
         )
-        limits = LIMITS | (WRITING if write else READING)
+        limits = LIMITS | ALIVE | (WRITING if write else READING)
 
         def configure(connection: psycopg.Connection[Any], _record: object) -> None:
             sets = "; ".join(f"SET {name} = '{value}'" for name, value in limits.items())

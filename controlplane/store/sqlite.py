@@ -6,11 +6,11 @@ writing transaction never fails half-way for want of the write lock.
 
 import sqlite3
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, Engine, Table, create_engine, event
+from sqlalchemy import URL, Connection, Engine, Table, create_engine, event
 from sqlalchemy.dialects.sqlite import insert
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import NullPool
@@ -68,7 +68,7 @@ class Sqlite:
         except OSError as error:
             raise StoreError(f"{self.file}: cannot be opened: {error.strerror}") from error
         engine = create_engine(
-            f"sqlite:///{self.file}",
+            URL.create("sqlite", database=str(self.file)),
             poolclass=NullPool,
             connect_args={"timeout": self._busy_timeout, "check_same_thread": True},
             hide_parameters=True,
@@ -110,13 +110,15 @@ class Sqlite:
     def back_up(self, revision: str) -> None:
         """See ``Backend``: to a file beside it."""
         copy = self.file.with_name(f"{self.file.name}.before-{revision}")
-        copy.touch(mode=0o600)
-        source, target = sqlite3.connect(self.file), sqlite3.connect(copy)
         try:
-            source.backup(target)
-        finally:
-            target.close()
-            source.close()
+            copy.touch(mode=0o600)
+            with closing(sqlite3.connect(self.file)) as source, closing(sqlite3.connect(copy)) as target:
+                source.backup(target)
+        except (OSError, sqlite3.Error) as error:
+            raise StoreError(
+                f"{self.file}: its schema is to be upgraded, but no copy of it could be put to {copy} first ({error}): "
+                "make room there"
+            ) from error
 
     def failure(self, error: DBAPIError) -> Failure:
         """See ``Backend``."""

@@ -21,6 +21,8 @@ from sqlalchemy import (
     MetaData,
     String,
     Table,
+    literal_column,
+    or_,
 )
 
 metadata = MetaData()
@@ -251,7 +253,13 @@ requests = Table(
     Index("requests_by_at", "at", "number"),
     Index("requests_by_id", "id"),
     Index("requests_by_key", "key_id", "at"),
+    Index("requests_by_model", "model", "at"),
 )
+
+FAILED = or_(requests.c.status >= literal_column("400"), requests.c.code != literal_column("''"))
+"""Which requests failed. Without parameters: a query that has it can use the index below."""
+
+Index("requests_failed", requests.c.at, sqlite_where=FAILED, postgresql_where=FAILED)
 
 events = Table(
     "events",

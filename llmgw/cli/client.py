@@ -20,6 +20,7 @@ import click
 from llmgw import __version__
 from llmgw.cli.credentials import WAYS, Credential, find
 from llmgw.cli.output import clean
+from llmgw.cli.words import BROKE, no_number, reason, tls
 
 DEFAULT_API = "http://127.0.0.1:7000"
 MAX_ANSWER = 256 * 1024 * 1024
@@ -294,7 +295,7 @@ class Client:
 
         words = str(error)
         if isinstance(error, requests.exceptions.SSLError) or "SSL" in words:
-            raise Unreachable(_tls(self.url, words)) from error
+            raise Unreachable(tls(self.url, words)) from error
         if isinstance(error, requests.exceptions.Timeout | Late | TimeoutError):
             raise Unreachable(f"the API at {self.url} does not answer in time") from error
         if re.search(r"reset|aborted|broken|disconnected|closed|IncompleteRead", words, re.IGNORECASE):
@@ -302,8 +303,11 @@ class Client:
         self._away(error)
 
     def _away(self, error: Exception) -> NoReturn:
+        why = reason(error)
+        if why == BROKE and self.url.startswith("http://"):
+            why += "; if it speaks TLS, write https://"
         raise Unreachable(
-            f"the API at {self.url} does not answer ({_reason(error)}): is the control plane running there? "
+            f"the API at {self.url} does not answer ({why}): is the control plane running there? "
             "Start it with: llmgw server. Another address is given by --api or LLMGW_API"
         ) from error
 
@@ -320,7 +324,7 @@ class Client:
         if status == 204 and not expect:
             return {}
         try:
-            parsed = json.loads(content, parse_constant=_no_number)
+            parsed = json.loads(content, parse_constant=no_number)
         except (ValueError, RecursionError):
             parsed = None
         if not isinstance(parsed, dict):
@@ -400,32 +404,3 @@ def _sse(pieces: Iterator[bytes]) -> Iterator[Sent]:
                 kind = value
             elif field == "id":
                 last = value
-
-
-def _no_number(word: str) -> float:
-    raise ValueError(f"{word} is not JSON")
-
-
-def _tls(url: str, words: str) -> str:
-    if "WRONG_VERSION_NUMBER" in words or "record layer" in words or "HTTP_REQUEST" in words:
-        return f"{url} does not speak TLS: is it http:// there?"
-    if "mismatch" in words or "doesn't match" in words or "not valid for" in words:
-        return f"the certificate of {url} is for another name: use the name that it was made for"
-    if "self-signed" in words or "unable to get" in words or "CERTIFICATE_VERIFY_FAILED" in words:
-        return (
-            f"the certificate of {url} is not signed by an authority that this machine trusts: name yours with "
-            "--ca FILE or LLMGW_CA"
-        )
-    if "No such file" in words or "invalid path" in words or "NO_CERTIFICATE" in words or "PEM" in words:
-        return "the file of --ca holds no certificate in PEM"
-    return f"no secure connection to {url} comes about ({clean(words)[:200]})"
-
-
-def _reason(error: Exception) -> str:
-    words = str(error)
-    match = re.search(r"\[Errno \d+\] ([A-Za-z ]+)", words)
-    if match:
-        return match[1].strip().lower()
-    if re.search(r"reset|aborted|broken|disconnected|closed", words, re.IGNORECASE):
-        return "the connection broke"
-    return "no connection"

@@ -4,6 +4,7 @@ import os
 import shlex
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -59,6 +60,8 @@ def _editor() -> list[str]:
     named = os.environ.get("VISUAL") or os.environ.get("EDITOR")
     if named:
         return shlex.split(named)
+    if not sys.stdin.isatty():
+        raise click.UsageError("there is no terminal for an editor: name one in EDITOR, or use: llmgw ctl model set")
     found = next((path for path in map(shutil.which, USUAL) if path), None)
     if found is None:
         raise click.UsageError("there is no editor: name one in EDITOR, or use: llmgw ctl model set")

@@ -5,6 +5,7 @@ from typing import Any
 
 import click
 
+from llmgw.cli import completion
 from llmgw.cli.client import Client, segment
 from llmgw.cli.ctl.people import shown_once
 from llmgw.cli.groups import Group
@@ -27,7 +28,12 @@ def keys() -> None:
 )
 @click.argument("name")
 @click.option(
-    "--model", "models", multiple=True, metavar="NAME", help="Only this model; may be repeated. Default: all."
+    "--model",
+    "models",
+    multiple=True,
+    metavar="NAME",
+    shell_complete=completion.models,
+    help="Only this model; may be repeated. Default: all.",
 )
 @click.option("--scope", metavar="PATH", help="Scope it belongs to, such as acme/ml. Default: none.")
 @click.option("--expires", metavar="WHEN", help="After a time such as 30d, or at 2030-01-31T00:00:00Z. Default: never.")

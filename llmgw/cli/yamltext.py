@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-_STEP = re.compile(r"([^.\[\]]+)|\[(\d+)\]")
+_STEP = re.compile(r"(?:\A|\.)([^.\[\]]+)|\[(\d+)\]")
 
 
 def parse(text: str, what: str) -> Any:
@@ -47,7 +47,7 @@ def _steps(path: str) -> list[str | int]:
     found: list[str | int] = []
     end = 0
     for match in _STEP.finditer(path):
-        if path[end : match.start()] not in ("", "."):
+        if match.start() != end:
             break
         found.append(match[1] if match[1] is not None else int(match[2]))
         end = match.end()

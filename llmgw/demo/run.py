@@ -117,7 +117,9 @@ class Demo:
 
     def _what_next(self) -> None:
         usual = self.ports.admin == DEFAULT_PORTS[1]
-        command = ("" if usual else f"LLMGW_API={self.admin_url} ") + _bin("llmgw")
+        setting = f"LLMGW_TOKEN_FILE={_short(self.site.admin_token)}"
+        setting += "" if usual else f" LLMGW_API={self.admin_url}"
+        command = _bin("llmgw")
         control = self.parts["control plane"].process.pid
         body = json.dumps({"model": ALIAS, "messages": [{"role": "user", "content": "Say hi."}]})
         self.show.heading("What to try next")
@@ -128,6 +130,8 @@ In another terminal, from this directory:
     -H "Authorization: Bearer $(cat {_short(self.site.key_file)})" \\
     -H 'Content-Type: application/json' \\
     -d '{body}'
+  export {setting}
+  {command} status --watch
   {command} ctl models
   {command} ctl explain {MODEL_NAME}
   edit {_short(self.site.catalog)}, then: kill -HUP {control}
@@ -198,8 +202,10 @@ Logs are in {_short(self.site.logs)}. Ctrl-C stops everything."""
 
     def _api(self, path: str) -> Any:
         try:
-            answer = requests.get(f"{self.admin_url}/api/v1/{path}", timeout=5)
-        except requests.RequestException:
+            token = self.site.admin_token.read_text().strip()
+            headers = {"Authorization": f"Bearer {token}"}
+            answer = requests.get(f"{self.admin_url}/api/v1/{path}", headers=headers, timeout=5)
+        except (requests.RequestException, FileNotFoundError):
             return None
         return answer.json() if answer.ok else None
 
@@ -246,7 +252,8 @@ Logs are in {_short(self.site.logs)}. Ctrl-C stops everything."""
 
     def _llmgw(self, *arguments: str) -> str:
         """The output of the ``llmgw`` command."""
-        environment = {**os.environ, "LLMGW_API": self.admin_url}
+        own = {"LLMGW_API": self.admin_url, "LLMGW_TOKEN_FILE": str(self.site.admin_token)}
+        environment = {**os.environ, **own}
         command = [sys.executable, "-m", "llmgw.cli", *arguments]
         try:
             run = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=30, check=False)

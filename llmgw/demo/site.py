@@ -51,6 +51,7 @@ class Site:
         self.logs = folder / "logs"
         self.catalog = folder / "catalog.yaml"
         self.key_file = folder / "api-key"
+        self.admin_token = folder / "controlplane" / "admin.token"
         self.agent_state = folder / "agent"
 
     def make(self) -> None:

@@ -148,7 +148,7 @@ class Session:
             return self._serve()
         finally:
             self.node.registered = False
-            gevent.killall(self._tasks, block=False)
+            gevent.killall(self._tasks)
             self._sock.close()
 
     def _upgrade(self) -> str:
@@ -248,6 +248,10 @@ class SimFleet:
         """Connect all at once, as after a restart."""
         self._greenlets = [gevent.spawn(self._hold, node) for node in self.nodes]
         return self
+
+    def lose(self, count: int) -> None:
+        """The first ``count`` nodes vanish, as by a cut of power."""
+        gevent.killall(self._greenlets[:count])
 
     def stop(self) -> None:
         """Drop every connection."""

@@ -22,6 +22,9 @@ DECIDED = frozenset({"stop"})
 GHOST = 5.0
 """Seconds an agent may take to notice that a process is gone, helpers included."""
 
+REPLACEMENTS = 15
+"""More replacements of one replica than failures, lost nodes and restarts of the control plane explain."""
+
 TOLERANCE = 6.0
 """Seconds an agent may take to notice that an engine became ready."""
 
@@ -41,6 +44,8 @@ class Monitor:
         """Routers that know the present table and have requests on an endpoint."""
         self.held: Callable[[str], Iterable[str]] = lambda _: ()
         """Domains of a node that the control plane was told to hold."""
+        self._tries: Counter[str] = Counter()
+        """Replacements that each replica got."""
         self._outages: set[str] = set()
         """Models of which a replica was restarted in its place: the one case with an outage."""
         durable.on_decision = self.decided
@@ -94,6 +99,10 @@ class Monitor:
             self._outages.add(decision.model)
         if decision.figures.get("restart") == "replaced":
             self._replaced(decision)
+        if decision.figures.get("replaces") is not None:
+            self._tries[decision.figures["replaces"]] += 1
+            if self._tries[decision.figures["replaces"]] > REPLACEMENTS:
+                raise Violation("restart", f"{decision.figures['replaces']} is replaced again and again")
         if decision.kind == "place" and decision.node is not None:
             for domain in self.held(decision.node):
                 raise Violation("held", f"{decision.replica} is placed on {decision.node}, and {domain} is held")

@@ -165,6 +165,9 @@ def _create_records() -> None:
     op.create_index("requests_by_at", "requests", ["at", "number"])
     op.create_index("requests_by_id", "requests", ["id"])
     op.create_index("requests_by_key", "requests", ["key_id", "at"])
+    op.create_index("requests_by_model", "requests", ["model", "at"])
+    failed = sa.text("status >= 400 OR code != ''")
+    op.create_index("requests_failed", "requests", ["at"], sqlite_where=failed, postgresql_where=failed)
     op.create_table(
         "events",
         _text("id", primary_key=True),

@@ -92,6 +92,7 @@ class ControlPlane:
             else:
                 tree[section] = value
         self.config.write_text(yaml.safe_dump(tree))
+        self.program = ["-m", "controlplane.main"]
         self.process: subprocess.Popen[str] | None = None
         self.addresses: dict[str, Address] = {}
 
@@ -111,7 +112,7 @@ class ControlPlane:
     def start(self) -> "ControlPlane":
         with self.log_file.open("a") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "controlplane.main", "--config", str(self.config)],
+                [sys.executable, *self.program, "--config", str(self.config)],
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,

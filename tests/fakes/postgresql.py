@@ -149,8 +149,8 @@ class Server:
 
     def _initialise(self) -> None:
         said = subprocess.run([binary("postgres"), "-V"], capture_output=True, text=True, check=True).stdout
-        major = int(said.split()[2].partition(".")[0])
-        icu = ["--locale-provider=icu", "--icu-locale=en-US"] if major >= 15 else []
+        self.version = int(said.split()[2].partition(".")[0])
+        icu = ["--locale-provider=icu", "--icu-locale=en-US"] if self.version >= 15 else []
         command = [*self._user, binary("initdb"), "-D", str(self.data), "--no-sync", "-A", "trust", "-U", "postgres"]
         command += ["-E", "UTF8", "--locale=C", *icu]
         done = subprocess.run(command, capture_output=True, text=True, cwd=self.folder, timeout=60, check=False)

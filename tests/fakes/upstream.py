@@ -10,6 +10,7 @@ requests, one action each; an action is a function of the ``Exchange`` it is giv
 import contextlib
 import json
 import socket
+import ssl
 import struct
 import threading
 import time
@@ -61,6 +62,12 @@ class Exchange:
         self.open = False
         self.connection.shutdown(socket.SHUT_RDWR)
 
+    def close_tls(self) -> None:
+        """End TLS in good order, and then the connection."""
+        self.open = False
+        assert isinstance(self.connection, ssl.SSLSocket)
+        self.connection.unwrap().close()
+
     def reset(self) -> None:
         """End the connection by RST."""
         self.open = False
@@ -86,19 +93,20 @@ Action = Callable[[Exchange], None]
 
 
 class FakeUpstream:
-    """Listens on a port of its own until ``stop``.
+    """Listens on a port of its own until ``stop``, for TLS if it is given a ``context``.
 
     ``received`` are the requests so far, ``connections`` counts accepted connections,
     ``ended_at`` the monotonic times at which a scripted wait saw the peer leave.
     """
 
-    def __init__(self, name: str = "m", key: str = "") -> None:
+    def __init__(self, name: str = "m", key: str = "", context: ssl.SSLContext | None = None) -> None:
         self.name = name
         self.key = key
         self.script: deque[Action] = deque()
         self.received: list[Received] = []
         self.ended_at: list[float] = []
         self.connections = 0
+        self._context = context
         self._open: set[socket.socket] = set()
         self._lock = threading.Lock()
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=128)
@@ -142,7 +150,15 @@ class FakeUpstream:
     def _serve(self, connection: socket.socket) -> None:
         nth = 0
         buffer = b""
+        plain = connection
         try:
+            if self._context is not None:
+                plain.settimeout(10)
+                connection = self._context.wrap_socket(plain, server_side=True)
+                connection.settimeout(None)
+                with self._lock:
+                    self._open.discard(plain)
+                    self._open.add(connection)
             while True:
                 while b"\r\n\r\n" not in buffer:
                     data = connection.recv(65536)
@@ -166,8 +182,9 @@ class FakeUpstream:
             return  # the peer left; what a test needs to know of that is in ``ended_at``
         finally:
             with self._lock:
-                self._open.discard(connection)
+                self._open -= {plain, connection}
             connection.close()
+            plain.close()
 
 
 # ------------------------------------------------------------------- actions
@@ -189,7 +206,7 @@ def answer(exchange: Exchange) -> None:
         for event in events(upstream.name, usage):
             exchange.send(chunked(event))
         exchange.send(chunked(DONE) + LAST)
-    elif request.path == b"/v1/completions":
+    elif request.path.endswith(b"/completions") and not request.path.endswith(b"/chat/completions"):
         choice = {"index": 0, "text": REPLY, "finish_reason": "stop", "logprobs": None}
         exchange.send(
             json_answer(200, {**_base(upstream.name, "text_completion"), "choices": [choice], "usage": USAGE})

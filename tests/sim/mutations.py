@@ -14,10 +14,13 @@ from agent import session
 from agent.core import Agent
 from agent.machine import Machine
 from agent.shard import Shard
-from controlplane.events import Commit, Committed
-from controlplane.fleet import sessions
+from controlplane.events import Commit, Committed, ServingSet
+from controlplane.fleet import intents, restarts, sessions
 from controlplane.loop import Loop
-from controlplane.planning.view import ShardView
+from controlplane.planning import check, explain, reconcile, state, step, wanted
+from controlplane.planning.view import FleetView, ShardView
+from controlplane.publish.providers import ProviderKeys
+from controlplane.publish.table import Publisher
 from llmgw.sim import router_process
 from llmgw.sim.host import Host
 from llmgw.wire.messages import Start
@@ -138,6 +141,106 @@ def routers_forget_while_settling(patch):
     patch.setattr(router_process, "settle", lambda known, fresh: fresh)
 
 
+def registration_clears_labels(patch):
+    """PLC-03: an agent that registers takes people's labels off its node."""
+    original = sessions.register
+
+    def register(fleet, node, message, now):
+        node.own_labels = {}
+        original(fleet, node, message, now)
+
+    patch.setattr(sessions, "register", register)
+
+
+def holds_end_with_the_process(patch):
+    """PLC-15: a control plane that starts knows no hold of before."""
+    original = Loop.__init__
+
+    def init(self, *args, **options):
+        original(self, *args, **options)
+        self.view.holds = {}
+
+    patch.setattr(Loop, "__init__", init)
+
+
+def holds_keep_nothing_out(patch):
+    """PLC-15: neither placement nor the check looks at holds."""
+    patch.setattr(FleetView, "held", lambda self, node: ())
+    patch.setattr(check, "_place", _unheld(check._place))
+
+
+def _unheld(original):
+    def place(action, view, use, alive):
+        return (message for message in original(action, view, use, alive) if "which is held" not in message)
+
+    return place
+
+
+def stopping_stops_nothing(patch):
+    """REC-31: models want their replicas also while serving is stopped."""
+    original = wanted.wanted
+
+    def want(view, name):
+        served, view.serving = view.serving, ServingSet(stopped=False)
+        try:
+            return original(view, name)
+        finally:
+            view.serving = served
+
+    for module in (wanted, step, reconcile, restarts):
+        patch.setattr(module, "wanted", want)
+
+
+def starting_brings_nothing_back(patch):
+    """REC-31: ``llmgw start`` is not heard."""
+    original = intents.set_serving
+    patch.setattr(intents, "set_serving", lambda fleet, event: original(fleet, event) if event.stopped else None)
+
+
+def replaced_too_early(patch):
+    """REC-30: the old replica drains while its replacement still loads, and nobody checks."""
+
+    def replaced(self, group):
+        for replica in group:
+            if replica.restart == "replacing":
+                self._end(replica, "replaced", "replaced")
+
+    patch.setattr(step.Step, "_replaced", replaced)
+    patch.setattr(check, "_restarts", lambda action, view, restarts: ())
+
+
+def the_old_one_still_counts(patch):
+    """REC-30: a replica that is being replaced counts beside its replacement."""
+
+    def counts(replica):
+        going = replica.surplus or replica.unwanted
+        return not going and replica.state in ("placing", "starting", "ready", "stopping")
+
+    for module in (wanted, step, reconcile, restarts, explain, state):
+        patch.setattr(module, "counts", counts)
+
+
+def a_failed_replacement_is_not_noticed(patch):
+    """REC-30: the old replica goes on not to count after its replacement failed."""
+    patch.setattr(restarts, "_comes", lambda view, restart: True)
+
+
+def keys_are_read_once(patch):
+    """CAT-10: a key file that changes is not read again."""
+    original = ProviderKeys.look
+
+    def look(self):
+        if not self._files <= self._told.keys() or any(self._told.values()):
+            original(self)
+
+    patch.setattr(ProviderKeys, "look", look)
+
+
+def endpoints_without_their_key(patch):
+    """CAT-10: the publisher sends external endpoints out as the loop made them."""
+    patch.setattr(Publisher, "_with_key", lambda self, model, files: model)
+
+
 MUTATIONS: tuple[tuple[Mutation, tuple[str, ...]], ...] = (
     (no_deduplication, ("answer-lost", "stall", "scale", "engine-crash")),
     (dispatch_before_commit, ("slow-journal", "scale")),
@@ -151,5 +254,15 @@ MUTATIONS: tuple[tuple[Mutation, tuple[str, ...]], ...] = (
     (the_epoch_stays_low, ("store-restored", "control-crash", "scale")),
     (gives_up_without_asking, ("agent-crash", "agent-pause", "temper", "engine-crash", "disk")),
     (routers_forget_while_settling, ()),
+    (registration_clears_labels, ("label", "agent-stop", "partition")),
+    (holds_end_with_the_process, ("hold", "control-crash")),
+    (holds_keep_nothing_out, ("hold", "label", "engine-crash", "scale")),
+    (stopping_stops_nothing, ("serving", "scale")),
+    (starting_brings_nothing_back, ("serving",)),
+    (replaced_too_early, ("restart", "scale")),
+    (the_old_one_still_counts, ("restart", "scale")),
+    (a_failed_replacement_is_not_noticed, ("restart", "temper", "engine-crash")),
+    (keys_are_read_once, ("provider",)),
+    (endpoints_without_their_key, ("provider",)),
 )
 """Each with the kinds of faults that provoke it; none = the usual storm."""

@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from sqlalchemy import BigInteger, ColumnElement, Row, Select, and_, cast, func, or_, select
+from sqlalchemy import BigInteger, ColumnElement, Row, Select, cast, func, not_, select
 
 from controlplane.store.port import Page, RequestEntry, UsageRow
 from controlplane.store.queries.sql import Sql, beneath, cut, page
-from controlplane.store.tables import requests, usage, usage_sources
+from controlplane.store.tables import FAILED, requests, usage, usage_sources
 
 HOUR = 3600
 DAY = 24 * HOUR
@@ -104,9 +104,7 @@ class UsageQueries:
         if scope is not None:
             statement = statement.where(beneath(requests.c.scope, scope))
         if failed is not None:
-            ill = or_(requests.c.status >= 400, requests.c.code != "")
-            well = and_(requests.c.status < 400, requests.c.code == "")
-            statement = statement.where(ill if failed else well)
+            statement = statement.where(FAILED if failed else not_(FAILED))
         if since is not None:
             statement = statement.where(requests.c.at >= since)
         if until is not None:

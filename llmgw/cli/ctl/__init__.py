@@ -19,6 +19,7 @@ COMMANDS = {
     "top": (f"{_HERE}.top", "top"),
     "events": (f"{_HERE}.events", "events"),
     "node": (f"{_HERE}.nodes", "node"),
+    "replica": (f"{_HERE}.replicas", "replica"),
     "cordon": (f"{_HERE}.intent", "cordon"),
     "uncordon": (f"{_HERE}.intent", "uncordon"),
     "label": (f"{_HERE}.intent", "label"),

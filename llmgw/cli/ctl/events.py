@@ -134,16 +134,15 @@ def audit(client: Client, form: str, limit: int, **query: Any) -> None:
     if plain(answer, form):
         return
     table(
-        ["TIME", "WHO", "KIND", "TARGET", "OPERATION", *(["change"] if form == "wide" else [])],
+        ["TIME", "OPERATION", "target", "who", *(["KIND", "REQUEST", "change"] if form == "wide" else [])],
         [
             Row(
                 [
                     moment(entry["at"]),
-                    entry["actor"],
-                    entry["kind"],
-                    entry["target"],
                     entry["operation"],
-                    *([_change(entry)] if form == "wide" else []),
+                    entry["target"],
+                    entry["actor"],
+                    *([entry["kind"], entry.get("request_id"), _change(entry)] if form == "wide" else []),
                 ]
             )
             for entry in reversed(answer["audit"])

@@ -4,7 +4,7 @@ import click
 
 from llmgw.cli import completion
 from llmgw.cli.client import Client, segment
-from llmgw.cli.ctl.nodes import location
+from llmgw.cli.ctl.nodes import OURS, PLACES, location
 from llmgw.cli.options import api, example, output
 from llmgw.cli.output import console, listed, moment, plain, plural, say
 from llmgw.cli.tables import Row, table
@@ -66,6 +66,8 @@ def label(client: Client, node: str, labels: tuple[str, ...], replace: bool, for
     say(f"{node}: {shown or 'no labels. Set one: llmgw ctl label ' + node + ' NAME=VALUE'}")
     if location(answer):
         say(f"it is at {location(answer)}")
+    for name in sorted(set(changes) & set(PLACES)):
+        click.echo(f"Note: {name} is a label of your own. Where a node is, says {OURS}{name}", err=True)
 
 
 def _changes(words: tuple[str, ...]) -> dict[str, str | None]:
@@ -84,13 +86,15 @@ def _changes(words: tuple[str, ...]) -> dict[str, str | None]:
 # ---------------------------------------------------------------- holds
 
 
-@click.command(epilog=example("llmgw ctl holds", "llmgw ctl holds -o json"))
+@click.command(epilog=example("llmgw ctl holds", "llmgw ctl holds rack=r12 -o wide"))
+@click.argument("domain", required=False)
 @output
 @api
-def holds(client: Client, form: str) -> None:
-    """List the domains in which nothing new is placed."""
-    answer = client.all("holds", "holds")
-    if plain(answer, form):
+def holds(client: Client, domain: str | None, form: str) -> None:
+    """List the domains in which nothing new is placed, or show the hold on one."""
+    one = None if domain is None else client.get(f"holds/{segment(domain)}", "domain")
+    answer = client.all("holds", "holds") if one is None else {"holds": [one]}
+    if plain(one or answer, form):
         return
     table(
         ["DOMAIN", ">NODES", "SINCE", "reason", "by"],

@@ -10,7 +10,7 @@ from llmgw.cli.ctl.models import CLASSES, kind
 from llmgw.cli.editor import edit as in_editor
 from llmgw.cli.groups import Group
 from llmgw.cli.options import api, confirm, example, file_or_stdin, output, yes
-from llmgw.cli.output import UNKNOWN, ago, as_yaml, clean, gb, listed, plain, plural, say
+from llmgw.cli.output import UNKNOWN, ago, as_yaml, clean, listed, plain, plural, say
 from llmgw.cli.yamltext import assign, mapping
 
 Definition = dict[str, Any]
@@ -185,8 +185,7 @@ def _said(answer: dict[str, Any], name: str, done: str) -> None:
 
 
 def _source(found: dict[str, Any]) -> str:
-    size = f" ({gb(found['size_bytes'])} GB)" if found.get("size_bytes") is not None else ""
-    return f"{found['source']}: {found['words']}{size}"
+    return f"{found['source'].removesuffix(':')}: {found['words']}"
 
 
 # ---------------------------------------------------------------- changes
@@ -207,6 +206,11 @@ def edit(client: Client, name: str, dry_run: bool, no_check: bool) -> None:
     """Change a model's definition in your editor. A refusal is shown there, and nothing you wrote is lost."""
     found = _definition(client, name)
     real = found.body["name"]
+    origin = found.body.get("origin", "store")
+    if origin != "store":
+        raise click.ClickException(
+            f"{real} stands in the file {clean(origin)}: change it there, then run llmgw ctl catalog reload"
+        )
     answers: list[dict[str, Any]] = []
 
     def submit(text: str) -> None:

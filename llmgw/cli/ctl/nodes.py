@@ -212,21 +212,22 @@ def show_node(client: Client, name: str, form: str, watch: float | None) -> None
 def show_one(out: "Console", found: Node) -> None:
     """Everything that is known about a node."""
     cpu, memory = found.get("cpu", {}), found.get("memory", {})
+    busy = cpu["count"] * cpu["percent"] / 100 if "count" in cpu and "percent" in cpu else None
     show(out, [found], False, "")
     out.print()
     facts = [
         ("since", ago(found.get("status_seconds"))),
         ("last heard", f"{ago(found.get('last_heard_seconds'))} ago" if "last_heard_seconds" in found else UNKNOWN),
         ("address", f"{clean(found.get('address'))} ({clean(found.get('hostname'))})"),
-        ("system", " ".join(clean(found[word]) for word in ("os", "kernel", "arch") if word in found) or UNKNOWN),
+        ("system", " ".join(clean(found[word]) for word in ("os", "kernel", "arch") if found.get(word)) or UNKNOWN),
         ("processor", clean(cpu.get("model"))),
         (
             "measured",
             ", ".join(
                 [
-                    f"{count(cpu.get('percent'))} % of {count(cpu.get('count'))} cores",
+                    f"cores {count(busy)}/{count(cpu.get('count'))}",
                     f"load {count(cpu.get('load1'))}",
-                    f"{gb(memory.get('used_bytes'))} GB memory used",
+                    f"memory {gb_of(memory.get('used_bytes'), memory.get('total_bytes'))} GB",
                 ]
             ),
         ),

@@ -40,6 +40,12 @@ def _severity(kind: str) -> int:
     return WORST_FIRST.index(kind) if kind in WORST_FIRST else WORST_FIRST.index("")
 
 
+def _head(problem: Problem) -> str:
+    """What it is about; there is but one of some."""
+    kind, subject = clean(problem["kind"]), clean(problem["subject"])
+    return kind if kind in WORST_FIRST and kind != "catalog" else f"{kind} {subject}"
+
+
 def _message(problem: Problem) -> str:
     """What is wrong, without the name that stands before it."""
     kind, subject, message = (clean(problem[word]) for word in ("kind", "subject", "message"))
@@ -56,7 +62,7 @@ def _sort_of(problem: Problem) -> str:
 
 def _lines(kind: str, sort: str, members: list[Problem]) -> list[Told]:
     if len(members) < ALIKE:
-        return [Told(f"{clean(each['kind'])} {clean(each['subject'])}: {_message(each)}", 1) for each in members]
+        return [Told(f"{_head(each)}: {_message(each)}", 1) for each in members]
     names = listed([str(each["subject"]) for each in members])
     if kind == "node":
         word = sort.removeprefix("is ")

@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from llmgw.cli import completion
-from llmgw.cli.client import Client
+from llmgw.cli.client import Client, segment
 from llmgw.cli.options import api, confirm, example, output, watch, yes
 from llmgw.cli.output import UNKNOWN, ago, clean, count, gb, listed, plain, plural, say
-from llmgw.cli.tables import Row, table
+from llmgw.cli.tables import Row, below, table
 from llmgw.cli.watch import view
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def show(out: "Console", found: list[Replica], wide: bool, none: str) -> None:
                     ago(replica.get("age_seconds")),
                     where(replica),
                     *(_more(replica) if wide else []),
-                    "; ".join(_why(replica)),
+                    "; ".join(_why(replica, wide)),
                 ]
             )
             for replica in found
@@ -87,8 +87,9 @@ def where(replica: Replica) -> str:
     return listed([f"{shard['node']}:{shard.get('port', UNKNOWN)}" for shard in replica["shards"]], 8)
 
 
-def _why(replica: Replica) -> list[str]:
-    words = [clean(replica.get("reason", ""))]
+def _why(replica: Replica, wide: bool) -> list[str]:
+    """What is not as it should be; ``wide``: also why what is right is so."""
+    words = [clean(replica.get("reason", "")) if wide or replica["state"] != "ready" else ""]
     if replica.get("restart"):
         by = f" by {clean(replica['replacement'])}" if replica.get("replacement") else ""
         words.append(f"restart {clean(replica['restart'])}{by}: {clean(replica.get('restart_asked', UNKNOWN))}")
@@ -137,6 +138,47 @@ def _more(replica: Replica) -> list[Any]:
         f"{count(used_cores)}/{count(cores)}",
         f"{gb(used_memory)}/{gb(memory)}",
     ]
+
+
+@click.command(epilog=example("llmgw ctl replica smollm2-135m-df3a0bf1", "llmgw ctl replica qwen-1a2b3c4d --watch"))
+@click.argument("replica", shell_complete=completion.replicas)
+@watch
+@output
+@api
+def replica(client: Client, replica: str, form: str, watch: float | None) -> None:
+    """Show a replica: its shards, what they claim and use, and the last words of those that ended."""
+    view(form, watch, lambda: client.get(f"replicas/{segment(replica)}", "shards"), show_one)
+
+
+def show_one(out: "Console", found: Replica) -> None:
+    """Everything that is known about a replica."""
+    show(out, [found], True, "")
+    out.print()
+    table(
+        [">RANK", "NODE", "PHASE", ">FOR", "address", ">CORES", ">MEM", "devices", "why"],
+        [
+            Row(
+                [
+                    shard["rank"],
+                    shard["node"],
+                    shard["phase"],
+                    ago(shard.get("phase_seconds")),
+                    f"{clean(shard.get('host'))}:{shard.get('port', UNKNOWN)}",
+                    f"{count(shard.get('used_cores'))}/{count(shard.get('cpu_cores'))}",
+                    f"{gb(shard.get('used_memory_bytes'))}/{gb(shard.get('memory_bytes'))}",
+                    listed(shard.get("devices") or [], 8) if shard.get("devices") else "",
+                    "adopted" if shard.get("adopted") else "",
+                ],
+                [f"| {line}" for line in shard.get("exit", {}).get("tail") or ()],
+            )
+            for shard in found["shards"]
+        ],
+        "It has no shards.",
+        out,
+    )
+    for candidate in found["rejected"]:
+        for reason in candidate["reasons"]:
+            below(out, f"not on {clean(candidate['node'])}: {clean(reason['message'])} ({clean(reason['code'])})", 0)
 
 
 @click.command(

@@ -45,7 +45,14 @@ def list_settings(client: Client, process: bool, form: str) -> None:
     if process:
         columns = ["SETTING", "value", "from", *(["does"] if wide else [])]
         rows = [
-            Row([each["name"], _shown(each["value"], None), each["origin"], *([each.get("help", "")] if wide else [])])
+            Row(
+                [
+                    each["name"],
+                    _shown(each.get("value"), None),
+                    each["origin"],
+                    *([each.get("help", "")] if wide else []),
+                ]
+            )
             for each in answer["settings"]
         ]
     else:
@@ -58,7 +65,7 @@ def _cells(setting: Setting, wide: bool) -> list[Any]:
     unit = setting.get("unit")
     return [
         setting["name"],
-        _shown(setting["value"], unit),
+        _shown(setting.get("value"), unit),
         setting["rules"],
         _origin(setting, "store"),
         _origin(setting, "file"),

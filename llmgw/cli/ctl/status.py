@@ -59,8 +59,6 @@ def _head(out: "Console", answer: Answer) -> None:
     head = f"llmgw {clean(answer['version'])}, epoch {answer['epoch']}, up {ago(answer.get('uptime_seconds'))}"
     below(out, f"{head}, {len(routers)} router process{'es' if len(routers) != 1 else ''}", 0)
     below(out, ", ".join(words), 0)
-    if answer.get("stopped"):
-        below(out, "SERVING IS STOPPED: every request is refused. Go on with: llmgw start", 0, "bold red")
     settling = answer["settling"]
     if settling["active"]:
         since, why = ago(settling.get("seconds")), clean(settling.get("reason"))

@@ -57,7 +57,7 @@ def requests(client: Client, form: str, limit: int, *, failed: bool, as_csv: boo
     wide = form == "wide"
     table(
         [
-            *("TIME", ">STATUS", "MODEL", ">FIRST", ">TOOK", ">TOKENS", "REQUEST"),
+            *("TIME", ">STATUS", "MODEL", ">FIRST", ">TOOK", ">TOKENS", "request"),
             *(["key", "scope", "replica", "router"] if wide else []),
             "why",
         ],
@@ -131,14 +131,23 @@ def request(client: Client, request_id: str, form: str) -> None:
         say(f"try {number:<7} {clean(reason)}")
 
 
+def _by(_context: click.Context, _parameter: click.Parameter, values: tuple[str, ...]) -> list[str]:
+    """What to sum by: repeated, or separated by commas."""
+    names = list(dict.fromkeys(name.strip() for value in values for name in value.split(",")))
+    unknown = [name for name in names if name not in BY]
+    if unknown:
+        raise click.BadParameter(f"{unknown[0]!r} is not one of {', '.join(BY)}")
+    return names or ["model"]
+
+
 @click.command(
     epilog=example(
         "llmgw ctl usage",
-        "llmgw ctl usage --by model --by day --since 7d",
+        "llmgw ctl usage --by day,model --since 7d",
         "llmgw ctl usage --by key --scope acme --csv > usage.csv",
     )
 )
-@click.option("--by", multiple=True, type=click.Choice(BY), help="What to sum by; may be repeated. Default: model.")
+@click.option("--by", multiple=True, callback=_by, metavar="NAME", help=f"Sum by {', '.join(BY)}; default: model.")
 @click.option("--since", metavar="WHEN", default="7d", show_default=True, help="A time ago, or a moment.")
 @click.option("--until", metavar="WHEN", help="Until then. Default: now.")
 @click.option("--key", metavar="ID", help="Only with this API key.")
@@ -147,19 +156,18 @@ def request(client: Client, request_id: str, form: str) -> None:
 @click.option("--csv", "as_csv", is_flag=True, help="As CSV, whole and unrounded.")
 @output
 @api
-def usage(client: Client, form: str, by: tuple[str, ...], as_csv: bool, **query: Any) -> None:
+def usage(client: Client, form: str, by: list[str], as_csv: bool, **query: Any) -> None:
     """Show what was used: requests and tokens, with a bar for the share of all tokens.
 
     Requests whose engine did not count tokens are told as uncounted: their tokens are unknown, not zero.
     """
-    names = list(dict.fromkeys(by)) or ["model"]
-    asked = {"by": ",".join(names), **query}
+    asked = {"by": ",".join(by), **query}
     if as_csv:
         click.echo(client.text("usage", "text/csv", format="csv", **asked), nl=False)
         return
     answer = client.get("usage", "usage", **asked)
     if not plain(answer, form):
-        show_usage(console(), answer["usage"], names, form == "wide")
+        show_usage(console(), answer["usage"], by, form == "wide")
 
 
 def show_usage(out: "Console", rows: list[Item], by: list[str], wide: bool = False) -> None:

@@ -384,6 +384,8 @@ def run_router(config):
         ({"router_id": "b\u00fcro", "state_dir": "/proc/x"}, ["router_id: 'b\\xfcro' must be", "state_dir: "]),
         ({"state_dir": "/proc/x"}, ["state_dir: /proc/x cannot be made"]),
         ({"token_file": "/nowhere/token"}, ["/nowhere/token: ", "cannot be read"]),
+        ({"upstream": {"ca_file": "/nowhere/ca"}}, ["upstream.ca_file: /nowhere/ca cannot be used", "No such file"]),
+        ({"upstream": {"ca_file": __file__}}, ["upstream.ca_file: ", "cannot be used as PEM certificates"]),
     ],
 )
 def test_faulty_settings(tmp_path, settings, words):

@@ -30,7 +30,7 @@ class Fleet:
     # ------------------------------------------------------------ nodes
 
     def _node(self, number: int) -> Plain:
-        away = self.large and (number % 50 == 7 or number % 400 in (11, 12, 13)) or not self.large and number == 3
+        away = (self.large and (number % 50 == 7 or number % 400 in (11, 12, 13))) or (not self.large and number == 3)
         status = "connected" if not away else "lost" if number % 400 == 11 else "unreachable"
         row, rack = divmod(number // 8, 10)
         node: Plain = {

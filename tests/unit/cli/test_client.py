@@ -1,9 +1,15 @@
 """What the command says when the API is away, or when something else answers."""
 
+import json
+import shutil
 import socket
+import ssl
 import subprocess
 import sys
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import pytest
 import requests
@@ -135,6 +141,142 @@ def test_a_server_that_says_too_little(monkeypatch: pytest.MonkeyPatch, sent: by
     assert result.exit_code == 3 and words in said(result)
 
 
+@responses.activate
+def test_a_login_page_that_is_sent_elsewhere() -> None:
+    """CLI-01: it is not followed, so the token is not either, and where it leads is said."""
+    responses.get(STATUS, status=302, headers={"Location": "https://sso.example.org/login?\x1b[31m"})
+    result = run("ctl", "log-level")
+    assert result.exit_code == 3 and len(responses.calls) == 1
+    assert (
+        "sends elsewhere (status 302, to https://sso.example.org/login?" in said(result) and "\x1b" not in result.output
+    )
+
+
+@contextmanager
+def serving(serve: Callable[[socket.socket], None]) -> Iterator[int]:
+    """A port on which ``serve`` gets the connections, one after the other."""
+
+    def loop() -> None:
+        while True:
+            try:
+                connection, _ = server.accept()
+            except OSError:
+                return
+            with connection, suppress(OSError):
+                serve(connection)
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = threading.Thread(target=loop)
+        thread.start()
+        yield server.getsockname()[1]
+        server.shutdown(socket.SHUT_RDWR)
+        thread.join()
+
+
+def test_an_answer_that_trickles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CLI-01: a byte now and then keeps nobody waiting for ever, though no single read takes long."""
+    monkeypatch.setattr("llmgw.cli.client.WHOLE", 0.3)
+
+    def trickle(connection: socket.socket) -> None:
+        connection.recv(65536)
+        connection.sendall(HEAD.replace(b"100", b"1000000"))
+        while True:
+            connection.sendall(b" ")
+            connection.settimeout(0.02)
+            with suppress(TimeoutError):
+                if not connection.recv(1):
+                    return
+
+    with serving(trickle) as port:
+        result = run("ctl", "log-level", api=f"http://127.0.0.1:{port}")
+    assert result.exit_code == 3 and "does not answer in time" in said(result)
+
+
+def test_an_answer_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CLI-01: more than any fleet has is not kept in memory."""
+    monkeypatch.setattr("llmgw.cli.client.MAX_ANSWER", 1_000_000)
+
+    def flood(connection: socket.socket) -> None:
+        connection.recv(65536)
+        connection.sendall(HEAD.replace(b"100", b"100000000000"))
+        while True:
+            connection.sendall(b"x" * 65536)
+
+    with serving(flood) as port:
+        result = run("ctl", "log-level", api=f"http://127.0.0.1:{port}")
+    assert result.exit_code == 3 and "is larger than 1000000 bytes" in said(result)
+
+
+def test_https_where_there_is_none() -> None:
+    """CLI-01: the other scheme is named."""
+
+    def plain(connection: socket.socket) -> None:
+        connection.recv(65536)
+        connection.sendall(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n")
+
+    with serving(plain) as port:
+        result = run("ctl", "log-level", api=f"https://127.0.0.1:{port}")
+    assert result.exit_code == 3 and "does not speak TLS: is it http:// there?" in said(result)
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A certificate for 127.0.0.1 that is its own authority; the key is in the file too."""
+    if shutil.which("openssl") is None:
+        pytest.skip("makes its certificate with openssl")
+    file = tmp_path_factory.mktemp("tls") / "both.pem"
+    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    command += ["-keyout", str(file), "-out", f"{file}.crt", "-days", "2", "-subj", "/CN=test"]
+    subprocess.run([*command, "-addext", "subjectAltName=IP:127.0.0.1"], check=True, capture_output=True)
+    file.write_text(file.read_text() + Path(f"{file}.crt").read_text())
+    return file
+
+
+@contextmanager
+def over_tls(certificate: Path) -> Iterator[int]:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate)
+
+    def serve(connection: socket.socket) -> None:
+        with context.wrap_socket(connection, server_side=True) as secure:
+            secure.recv(65536)
+            secure.sendall(HEAD.replace(b"100", b"17") + b'{"level": "info"}')
+
+    with serving(serve) as port:
+        yield port
+
+
+def test_tls_with_an_authority_of_ones_own(certificate: Path, tmp_path: Path) -> None:
+    """CLI-01, SEC-01: --ca or LLMGW_CA trusts it; without, the remedy is said."""
+    authority = f"{certificate}.crt"
+    with over_tls(certificate) as port:
+        url = f"https://127.0.0.1:{port}"
+        assert run("ctl", "log-level", "--ca", authority, api=url).output == "info\n"
+        assert run("--ca", authority, "ctl", "log-level", api=url).output == "info\n"
+        done = CliRunner().invoke(main, ["ctl", "log-level"], env={"LLMGW_API": url, "LLMGW_CA": authority})
+        assert done.output == "info\n"
+        unknown = run("ctl", "log-level", api=url)
+        assert unknown.exit_code == 3 and "--ca FILE or LLMGW_CA" in said(unknown)
+        other = run("ctl", "log-level", "--ca", authority, api=f"https://localhost:{port}")
+        assert other.exit_code == 3 and "is for another name" in said(other)
+        bare = run("ctl", "log-level", api=f"http://127.0.0.1:{port}")
+        assert bare.exit_code == 3 and "if it speaks TLS, write https://" in said(bare)
+        (tmp_path / "none.pem").write_text("no certificate")
+        broken = run("ctl", "log-level", "--ca", str(tmp_path / "none.pem"), api=url)
+        assert broken.exit_code == 3 and "holds no certificate in PEM" in said(broken)
+    missing = run("ctl", "log-level", "--ca", str(tmp_path / "missing.pem"), api=url)
+    assert missing.exit_code == 2 and "cannot be read" in said(missing)
+
+
+@pytest.mark.parametrize(
+    "url", ["http://ada:secret@127.0.0.1:7000", "https://x/?a=b", "http://127.0.0.1:7000/#x", "http://:1"]
+)
+def test_addresses_that_are_none(url: str) -> None:
+    """CLI-01: exit status 2; what may be a password is not repeated."""
+    result = run("ctl", "log-level", api=url)
+    assert result.exit_code == 2 and "is not an address such as" in said(result) and "secret" not in result.output
+
+
 # ---------------------------------------------------------------- becoming a part
 
 
@@ -182,6 +324,23 @@ def test_starting_a_part_loads_neither_requests_nor_ssl() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=20, check=False)
     assert done.stdout == "[]\n", done.stdout + done.stderr
+
+
+def test_status_loads_what_it_needs_and_no_more() -> None:
+    """CLI-02: it is asked for in a hurry: neither other commands nor YAML nor the parts' libraries."""
+    code = (
+        "import json, sys\n"
+        "import llmgw.cli.client as client\n"
+        "def answer(self, path, expect, **query):\n"
+        "    loaded = {name for name in sys.modules if name.startswith('llmgw.cli.ctl.')}\n"
+        "    print(json.dumps(sorted(loaded | ({'yaml', 'ssl', 'gevent', 'flask', 'msgspec'} & set(sys.modules)))))\n"
+        "    raise SystemExit(0)\n"
+        "client.Client.get = answer\n"
+        "from llmgw.cli import main\n"
+        "main(['status'])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=20, check=False)
+    assert json.loads(done.stdout) == ["llmgw.cli.ctl.problems", "llmgw.cli.ctl.status"], done.stdout + done.stderr
 
 
 def test_the_installed_command_starts_the_control_plane(tmp_path) -> None:

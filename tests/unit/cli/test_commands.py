@@ -82,8 +82,8 @@ def test_status_shows_problems_first_and_fits_80_columns(run: Run) -> None:
     assert order == sorted(order)
     flat = " ".join(text.split())
     assert "model sim-huge: 0 of 1 ready: cannot be placed" in flat and "999" in flat
-    assert re.search(r"memory\s+█+░+ 0\.5 of 16\.0 GB, - used", text)
-    assert re.search(r"cores\s+█+░+ 1 of 8, - used", text)
+    assert re.search(r"memory\s+█+░+ +0\.5 of 16\.0 GB, - used", text)
+    assert re.search(r"cores\s+█+░+ +1 of 8, - used", text)
     assert re.search(r"sim-small\s+ready\s+1/1", text)
     assert re.search(r"sim-off\s+off\s+0/0", text)
 

@@ -59,7 +59,7 @@ def picture(size: int, columns: int, command: str) -> str:
 
 
 def file(size: int, columns: int, command: str) -> Path:
-    return FOLDER / f"{command.split()[0]}-{size}-{columns}.txt"
+    return FOLDER / f"{command.split(maxsplit=1)[0]}-{size}-{columns}.txt"
 
 
 @pytest.mark.parametrize(("size", "columns", "command"), CASES)
@@ -84,7 +84,7 @@ def test_status_of_2000_nodes_is_one_screen() -> None:
     problems = fleet(LARGE).status["problems"]
     assert len(problems) > 500 and len(text.splitlines()) <= SCREEN
     flat = " ".join(text.split())
-    order = [flat.index(words) for words in ("store database:", "model: 10 (", "node: 5 lost", "node: 50 unreachable")]
+    order = [flat.index(words) for words in ("store: ", "model: 10 (", "node: 5 lost", "node: 50 unreachable")]
     assert order == sorted(order)
     assert "node: 50 unreachable (a0008, a0013, a0014, … +47) llmgw ctl nodes --status unreachable" in flat
     counted = sum(int(number) for number in re.findall(r"^  \w+: (\d+) ", text, re.MULTILINE))

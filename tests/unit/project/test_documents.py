@@ -16,6 +16,7 @@ import agent.settings
 import controlplane.settings
 import router.settings
 from controlplane.catalog.load import load_catalog
+from controlplane.commands.__main__ import main as offline
 from llmgw.cli import main
 from tests.unit.project.tree import ROOT, code_blocks, documents
 
@@ -102,7 +103,7 @@ def _commands() -> list[tuple[str, str]]:
 
 def _typed(block: str) -> list[str]:
     """The lines of a block that a reader types: those behind a prompt, or all if there is none."""
-    lines = block.splitlines()
+    lines = block.replace("\\\n", " ").splitlines()
     prompts = [line.removeprefix("$ ") for line in lines if line.startswith("$ ")]
     return prompts or lines
 
@@ -117,7 +118,8 @@ def test_commands_in_pages_exist() -> None:
         command: click.Command = main
         context = click.Context(main)
         while words and isinstance(command, click.Group) and not words[0].startswith("-"):
-            child = command.get_command(context, words[0])
+            child = offline.commands.get(words[0]) if command is main else None
+            child = child or command.get_command(context, words[0])
             if child is None:
                 faults.append(f"{page}: {line}: there is no command {words[0]!r}")
                 break

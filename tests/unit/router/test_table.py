@@ -1,6 +1,6 @@
 import msgspec
 
-from llmgw.wire.routing import Endpoint, RoutedModel, RouteTable
+from llmgw.wire.routing import Endpoint, RoutedAlias, RoutedModel, RouteTable
 from router.table import build, settle
 
 
@@ -108,3 +108,70 @@ def test_tables_survive_the_disk():
     known = settle(table(model("m", endpoint("a", 1, key="ek-x"))), table(model("m"), settling=True))
     assert decode_table(encode(known)) == known
     assert msgspec.json.decode(encode(known))["models"][0]["endpoints"][0]["key"] == "ek-x"
+
+
+def called(routes):
+    return [route.model.name for route in routes]
+
+
+def test_fallbacks_are_resolved_once():
+    """CAT-02, CAT-10: each followed by its own, none twice, whatever circle a table has; never a judge, nor what
+    people switched off."""
+    routes = build(
+        table(
+            model("a", fallbacks=("b", "off", "c", "judge", "nobody", "a")),
+            model("b", fallbacks=("d", "a")),
+            model("c", fallbacks=("b", "e")),
+            model("d", aliases=("also d",)),
+            model("e", fallbacks=("also d",)),
+            model("off", state="off", fallbacks=("x",)),
+            model("x"),
+            model("judge", endpoint("j"), guard=True, fallbacks=("x",)),
+        )
+    )
+    assert called(routes.models["a"].fallbacks) == ["b", "d", "c", "e"]
+    assert called(routes.models["e"].fallbacks) == ["d"]
+    assert routes.models["d"].fallbacks == ()
+
+
+def test_a_judge_has_no_name():
+    """CAT-11: but an endpoint, whose state is kept and told like that of any other."""
+    first = build(table(model("judge", endpoint("j"), guard=True, aliases=("also",))))
+    assert first.models == {}
+    first.live["j"].inflight = 1
+    assert build(table(model("judge", endpoint("j"), guard=True)), first).live["j"].inflight == 1
+
+
+def test_weighted_aliases():
+    """CAT-13: targets that nobody may ask or that weigh nothing are none; other names come first."""
+    routes = build(
+        table(
+            model("a", endpoint("1"), aliases=("plain",)),
+            model("b"),
+            model("judge", guard=True),
+            aliases=(
+                RoutedAlias(name="w", targets=(("a", 1.0), ("b", 0.0), ("judge", 5.0), ("nobody", 5.0)), sticky=True),
+                RoutedAlias(name="plain", targets=(("b", 1.0),)),
+                RoutedAlias(name="b", targets=(("a", 1.0),)),
+                RoutedAlias(name="none", targets=(("judge", 1.0),)),
+            ),
+        )
+    )
+    assert list(routes.splits) == ["w"]
+    split = routes.splits["w"]
+    assert ([(route.model.name, weight) for route, weight in split.targets], split.sticky) == ([("a", 1.0)], True)
+    assert called([routes.models["plain"], routes.models["b"]]) == ["a", "b"]
+
+
+def test_the_line_that_tells_which_model_answered():
+    """CAT-10: whatever a model is called, it is one header field."""
+    (route,) = set(build(table(model("org/m-\u00e4 x\r\nX-Evil: 1%"))).models.values())
+    assert route.told == b"x-llmgw-model: org/m-%C3%A4%20x%0D%0AX-Evil:%201%25\r\n"
+
+
+def test_a_provider_is_not_kept_while_settling():
+    """REC-25: it is in the catalog or it is not: no agent has to be heard first."""
+    provider = endpoint("ext", 443, external=True, tls=True)
+    known = table(model("m", endpoint("a", 1), provider))
+    settled = settle(known, table(model("m"), settling=True))
+    assert [one.id for one in settled.models[0].endpoints] == ["a"]

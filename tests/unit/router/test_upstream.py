@@ -79,6 +79,38 @@ def test_request_head():
 
 
 @pytest.mark.parametrize(
+    ("tls", "port", "prefix", "target", "host"),
+    [
+        (True, 443, "/v1", "/v1/completions", "api.example"),
+        (True, 8443, "/openai/v1/", "/openai/v1/completions", "api.example:8443"),
+        (False, 80, "", "/completions", "api.example"),
+        (False, 443, "/v1beta/openai", "/v1beta/openai/completions", "api.example:443"),
+    ],
+)
+def test_request_head_to_a_provider(tls, port, prefix, target, host):
+    """CAT-10: its own path and host name; the port is left out where everybody does."""
+    one = Endpoint(
+        id="x", host="api.example", port=port, upstream_model="m", key="pk", external=True, tls=tls, prefix=prefix
+    )
+    assert request_head(one, b"/v1/completions").decode().split("\r\n") == [
+        f"POST {target} HTTP/1.1",
+        f"host: {host}",
+        "content-type: application/json",
+        "user-agent: llmgw",
+        "authorization: Bearer pk",
+        "",
+    ]
+
+
+@pytest.mark.parametrize("fault", [{"key": "a\r\nb"}, {"key": "\u20ac"}, {"prefix": "/a b"}, {"host": "h\nx"}])
+def test_what_cannot_be_sent(fault):
+    """RTR-13: nothing of it is sent."""
+    fields = {"host": "h", "key": "k", "prefix": "/v1", **fault}
+    with pytest.raises(UpstreamError, match="characters that cannot be sent"):
+        request_head(Endpoint(id="x", port=1, upstream_model="m", external=True, **fields), b"/v1/x")
+
+
+@pytest.mark.parametrize(
     ("tail", "finished"),
     [
         (b"data: [DONE]\n\n\r\n0\r\n\r\n", True),

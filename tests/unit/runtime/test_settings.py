@@ -253,7 +253,7 @@ HOSTILE = {
     "unknown alias": "a: *b\n",
     "python object": "a: !!python/object/apply:os.system [true]\n",
     "bad binary": "a: !!binary x\n",
-    "bad date": "a: 2024-13-99\n",
+    "bad date": "a: !!timestamp 2024-13-99\n",
     "number without end": "a: " + "9" * 5000 + "\n",
     "null byte": "a: \0\n",
     "not UTF-8": b"a: \xff\xfe\xfd\n",
@@ -302,6 +302,68 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
         with pytest.raises(SettingsError) as caught:
             s.read_yaml(path)
         assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("no", "no"),
+        ("yes", "yes"),
+        ("on", "on"),
+        ("OFF", "OFF"),
+        ("y", "y"),
+        ("18:00", "18:00"),
+        ("1:30.5", "1:30.5"),
+        ("2026-08-01", "2026-08-01"),
+        ("2026-08-01T10:00:00Z", "2026-08-01T10:00:00Z"),
+        ("=", "="),
+        ("1e3", "1e3"),
+        ("1.2.3", "1.2.3"),
+        ("~", None),
+        ("null", None),
+        ("true", True),
+        ("False", False),
+        ("0", 0),
+        ("-12", -12),
+        ("0600", 0o600),
+        ("0x1F", 31),
+        ("1.5", 1.5),
+        (".5", 0.5),
+        ("-1.0e+3", -1000.0),
+        ("'true'", "true"),
+    ],
+)
+def test_text_without_quotes_is_text(write, written: str, meant: object) -> None:
+    """A country, a time of day and a date stay what somebody wrote; YAML 1.1 would make a
+    boolean, a number of minutes and a date of them."""
+    assert s.read_yaml(write(f"a: {written}\n"))["a"] == meant
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("a:\n\tb: 1\n", "line 2, column 1: is not valid YAML: .*with spaces, not with tabs"),
+        ("a: 1\n b: 2\n", "is the line indented as"),
+        ("a: [1\n", "is a bracket left open"),
+        ("a: 'x\n", "is a quote or a bracket left open"),
+        ("a: @x\n", "put text that begins with % @ or ` in quotes"),
+        ("a: *x\n", r"put text that begins with \* in quotes"),
+        ("a: !x y\n", "put text that begins with ! in quotes"),
+        ("a: 1\na: 2\n", r"'a' is given twice \(keep one\)"),
+        ("- a\n", "begin with a name and a colon"),
+        ("a: \x07\n", r"holds the character U\+0007, which YAML does not allow"),
+    ],
+)
+def test_a_fault_in_yaml_comes_with_what_usually_caused_it(write, text: str, words: str) -> None:
+    """The parser says what it stumbled over; people need what to do."""
+    with pytest.raises(SettingsError, match=words):
+        s.read_yaml(write(text))
+
+
+def test_another_encoding_is_told_with_its_line(write) -> None:
+    """A file saved as Latin-1."""
+    with pytest.raises(SettingsError, match=r"line 2: is not UTF-8 text \(byte 0xfc\): save the file as UTF-8"):
+        s.read_yaml(write(b"# one\na: f\xfcr\n"))
 
 
 # ---------------------------------------------------------------- secrets

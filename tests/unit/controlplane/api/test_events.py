@@ -20,6 +20,7 @@ from controlplane.services.errors import Refused
 from controlplane.services.events import EventFilter, EventService, stream
 from controlplane.store.port import EventEntry, Page, StoreUnavailable
 from llmgw.runtime.clock import ManualClock
+from llmgw.wire.messages import Welcome
 from tests.fakes.controlplane import ControlPlane, until
 from tests.unit.controlplane.api.client import Client, problem
 
@@ -271,9 +272,17 @@ def test_waiting_holds_nobody_up(setting: Setting) -> None:
 # ---------------------------------------------------------------- through the process
 
 
+def something_happens(plane: ControlPlane) -> None:
+    """An agent comes and goes."""
+    agent = plane.agent().upgrade().hello()
+    agent.expect(Welcome)
+    agent.close()
+
+
 def test_events_over_http(own: ControlPlane) -> None:
     """API-04: through the real server: no length, ids, headers; it ends at once with the process."""
     admin = Client(own.start().api, own.token)
+    something_happens(own)
     until(lambda: admin.get("events").json()["events"], "the first events")
     known = admin.get("events", params={"limit": 1}).json()["events"][0]["id"]
     headers = {**admin.headers, "Accept": "text/event-stream", "Last-Event-ID": "long-gone"}
@@ -318,17 +327,18 @@ def test_what_events_cannot_be_asked(admin: Client, query: dict[str, str], heade
 def test_a_client_that_goes_away_is_forgotten(own: ControlPlane) -> None:
     """API-04: its place is free again with the next thing that is sent to it."""
     own.start()
-    for _ in range(module.MAX_WATCHERS):
-        with socket.create_connection(own.addresses["admin.listen"], timeout=10) as sock:
-            head = f"GET /api/v1/events?watch=true HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {own.token}\r\n\r\n"
-            sock.sendall(head.encode())
-            assert sock.recv(12) == b"HTTP/1.1 200"
+    head = f"GET /api/v1/events?watch=true HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {own.token}\r\n\r\n"
+    socks = [socket.create_connection(own.addresses["admin.listen"], timeout=10) for _ in range(module.MAX_WATCHERS)]
+    for sock in socks:
+        sock.sendall(head.encode())
+        assert sock.recv(12) == b"HTTP/1.1 200"
     admin = Client(own.api, own.token)
     problem(admin.get("events", params={"watch": "true", "seconds": "0"}), 503, "busy")
+    for sock in socks:
+        sock.close()
 
     def free() -> bool:
-        admin.post("nodes/node-1/cordon", {"reason": "an event for them all"})
-        admin.post("nodes/node-1/uncordon")
+        something_happens(own)
         return admin.get("events", params={"watch": "true", "seconds": "0"}).status_code == 200
 
     until(free, "a place for another watcher")

@@ -50,7 +50,7 @@ def test_some_operations_are_for_few(document: dict[str, Any]) -> None:
         roles = set(operation["x-llmgw-roles"])
         if path.split("/")[0] in ("users", "tokens"):
             assert roles == {"admin"}, (method, path)
-        if method != "get":
+        if method != "get" and path != "catalog/validate":  # which changes nothing
             assert "auditor" not in roles, (method, path)
 
 

@@ -194,6 +194,7 @@ def test_an_upgrade_marks_nothing_stale() -> None:
 def test_a_fingerprint_covers_how_devices_are_spread(fields: str, same: bool) -> None:
     """CAT-08: what changes the running engine, and nothing else."""
     before = profile(f"{H100}, gpus: 8, nodes: 2, tp: 8, pp: 2").fingerprint
+    assert before == "a484c625e15d2d64"  # recorded, as those above
     assert (profile(f"{H100}, {fields}").fingerprint == before) is same
 
 

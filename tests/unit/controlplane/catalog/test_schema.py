@@ -76,7 +76,8 @@ models:
     resources: {cpu_cores: 1, min_memory_gb: 2}
     profiles:
       - {name: p, engine: vllm, source: "hf:o/m@v:x.gguf", priority: 1, gpu_class: h100, gpus: 8, nodes: 2, tp: 8,
-         pp: 2, dp: 1, launch_mode: ray, min_memory_gb: 1.5, cpu_cores: 4, node_selector: {a: b}, keep_within: rack, power_watts: 700,
+         pp: 2, dp: 1, launch_mode: ray, min_memory_gb: 1.5, cpu_cores: 4, node_selector: {a: b}, keep_within: rack,
+         power_watts: 700,
          startup_timeout: 20m, context: 4096, slots: 8, args: [--dtype], env: {NCCL_DEBUG: INFO}, weight: 2,
          target_waiting: 1.5, kv_ceiling: 0.9, max_inflight: 5}
   e: {external: {url: "https://h.example/v1", model: x, api_key_file: /etc/k}}

@@ -275,7 +275,9 @@ def test_a_restart_takes_one_step_and_breaks_nothing(view, in_place):
     with words; never more than that, and the check agrees."""
     ready = carried_out(view, make(view))
     for replica in ready.replicas.values():
-        if replica.profile != "gone":
+        if replica.profile == "gone":
+            replica.state, replica.unwanted = "stopping", True
+        else:
             replica.restarting = Restart("anna", "", int(replica.id[-8:], 16), -99.0, at_once=in_place)
     made = make(ready, seed=3)
     assert check(made, ready) == []

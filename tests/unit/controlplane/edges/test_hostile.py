@@ -20,8 +20,6 @@ from controlplane.inbox import PER_SESSION, Inbox
 from controlplane.journal import Journal
 from controlplane.listeners.http import HttpListener
 from controlplane.listeners.registration import fault
-from controlplane.store.port import StoreUnavailable
-from controlplane.store.sqlite import SqliteStore
 from llmgw.runtime.clock import SystemClock
 from llmgw.runtime.daemon import reload_when
 from llmgw.runtime.logs import Logger
@@ -111,7 +109,7 @@ def test_requests_that_are_wrong_in_odd_ways(
     answer = requests.request(
         method,
         f"{shared.api}/api/v1/{path}",
-        headers={"Content-Type": "application/json", **headers},
+        headers={"Content-Type": "application/json", **shared.auth, **headers},
         data=body,
         timeout=10,
     )
@@ -150,22 +148,6 @@ def test_reloads_run_one_at_a_time() -> None:
 # ---------------------------------------------------------------- the disk
 
 
-def test_a_database_that_was_removed_takes_nothing(tmp_path: Path) -> None:
-    """STO-01: a change that would not outlive the process is refused, not confirmed."""
-    file = tmp_path / "llmgw.db"
-    store = SqliteStore(file)
-    epoch = store.take_epoch()
-    file.rename(tmp_path / "aside")
-    with pytest.raises(StoreUnavailable, match="was removed or replaced"):
-        store.raise_epoch(50)
-    file.touch()
-    with pytest.raises(StoreUnavailable, match="was removed or replaced"):
-        store.raise_epoch(50)
-    (tmp_path / "aside").replace(file)
-    assert store.take_epoch() == epoch + 1
-    store.close()
-
-
 def test_a_journal_that_was_removed_begins_anew(tmp_path: Path) -> None:
     """REC-02: what is reported as durable is in a file that has a name."""
     committed: list[int] = []
@@ -200,7 +182,7 @@ def test_a_pipe_as_catalog_holds_nothing_up(tmp_path: Path) -> None:
     for _ in range(20):
         control_plane.tell(signal.SIGHUP)
     began = time.monotonic()
-    answer = requests.post(f"{control_plane.api}/api/v1/catalog/reload", timeout=10)
+    answer = requests.post(f"{control_plane.api}/api/v1/catalog/reload", headers=control_plane.auth, timeout=10)
     assert answer.status_code == 422 and "no regular file" in answer.text
     assert time.monotonic() - began < 3
     until(lambda: "the catalog was not reloaded" in control_plane.log(), "the refusal in the log")

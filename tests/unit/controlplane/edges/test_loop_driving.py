@@ -104,7 +104,7 @@ class FakeLoop:
         self.slices = slices
         self.passes = 0
 
-    def handle(self, event, now: float) -> list:
+    def handle(self, event, now: float, *, more: bool = False) -> list:
         if isinstance(event, RetryRequested) and event.model == "boom":
             raise RuntimeError("boom")
         self.handled.append(event)

@@ -90,7 +90,7 @@ def test_a_stop_says_goodbye_and_is_quick(started: ControlPlane) -> None:
 
 def test_the_epoch_rises_with_every_start_and_keys_stay(started: ControlPlane) -> None:
     """AGT-04, ENG-03: also after kill -9; API keys and the engine secret outlive it."""
-    made = requests.post(f"{started.api}/api/v1/keys", json={"name": "kept"}, timeout=5).json()
+    made = requests.post(f"{started.api}/api/v1/keys", json={"name": "kept"}, headers=started.auth, timeout=5).json()
     first = started.agent().upgrade().hello()
     assert first.expect(Welcome).epoch == 1
     first.register()

@@ -1,34 +1,17 @@
 """What status calls a problem, and what it does not."""
 
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
 
-from controlplane.catalog.model import Catalog
-from controlplane.planning.view import FleetView
-from controlplane.services.status import FIRST_REPORTS, Identity, Status
-from llmgw.runtime.clock import ManualClock
+from controlplane.services.status import FIRST_REPORTS
 from llmgw.wire.messages import Forget, ShardChanged, ShardExit, ShardExited, ShardStatus, Start
 from tests.fakes.controlplane import CATALOG, Agent, ControlPlane, until
+from tests.unit.controlplane.services.watched import Watched
 
 
 def problems(age: float) -> list[str]:
     """Problems about routers of a control plane of that age to which none has reported."""
-    clock = ManualClock()
-    identity = Identity("1", boot="b", started=clock.monotonic(), epoch=lambda: 1)
-    clock.advance(age)
-    quiet: Any = SimpleNamespace(refusal=None, failing=None, view=FleetView(catalog=Catalog()), models=list)
-    status = Status(
-        identity,
-        fleet=cast(Any, quiet),
-        catalog=cast(Any, quiet),
-        store=cast(Any, quiet),
-        clock=clock,
-        routers=tuple,
-        refusals=dict,
-        journal=cast(Any, quiet),
-    )
-    return [problem["message"] for problem in status.read()["problems"] if problem["kind"] == "routers"]
+    found = Watched(age=age).problems()
+    return [problem["message"] for problem in found if problem["kind"] == "routers"]
 
 
 def test_silence_is_a_problem_only_once_it_means_something() -> None:

@@ -61,14 +61,16 @@ def fill(tx: Transaction) -> None:
     tx.people.put_user(User("eve", (), NOW, "ada", disabled_at=NOW + 0.7, version=2))
     tx.people.add_token(AdminToken("tok-1", "ada", "laptop", "adm-llmgw-abcd", "3" * 64, NOW, "init", NOW + 5.5))
     tx.people.revoke_token("tok-1", NOW + 1, "ada")
-    definition = {"profiles": [{"engine": "sim", "env": {"A": TEXT}, "ratio": 0.1, "n": 2**53, "none": None}]}
+    profile = {"engine": "sim", "source": "sim:", "min_memory_gb": 0.1, "cpu_cores": 1, "env": {"A": TEXT}}
+    definition = {"scaling": {"min": 0, "max": 0}, "profiles": [profile]}
+    anything = {"ratio": 0.1, "large": 2**53, "none": None, "list": [1, [TEXT, False]]}
     tx.models.put(StoredModel("big", definition, NOW, "ada", NOW + 2, "eve", version=9))
     tx.settings.put(StoredSetting("requests.log", False, NOW, "ada"))
     tx.settings.put(StoredSetting("engines.allow", ["vllm --x"], NOW, "ada", version=2))
     tx.intents.set_cordon("node-1", Cordon(TEXT, "ada", "2026-01-01T00:00:00Z"))
     tx.intents.set_labels("node-2", {"llmgw.io/rack": "r1"})
     tx.intents.put_hold(Hold("llmgw.io/rack=r1", TEXT, "ada", "2026-01-01T00:00:00Z"))
-    tx.audit.add(AuditEntry(NOW, "ada (cli)", "ada", "tok-1", "keys.create", "key", "key-1", None, {"name": TEXT}, "r"))
+    tx.audit.add(AuditEntry(NOW, "ada (cli)", "ada", "tok-1", "keys.create", "key", "key-1", None, anything, "r"))
     tx.idempotency.add(IdempotencyRecord("k", "ada", "4" * 64, "key-1", NOW))
     tx.usage.add("router-1", "boot", 7, (REQUEST, replace(REQUEST, id="req-2", at=NOW + 1, **UNKNOWN)), log=True)
     tx.events.add((EventEntry("e-1", NOW, "place", TEXT, 41, "big", "big-1", "node-1", {"free_gb": 1.5, "of": [1]}),))

@@ -356,7 +356,9 @@ def test_a_backup_of_a_newer_schema_is_refused(archive: Path, tmp_path: Path) ->
         upgraded(Sqlite(database))
 
 
-def test_a_store_that_cannot_be_replaced_stays_as_it_was(place: Place, archive: Path, tmp_path: Path, monkeypatch) -> None:
+def test_a_store_that_cannot_be_replaced_stays_as_it_was(
+    place: Place, archive: Path, tmp_path: Path, monkeypatch
+) -> None:
     """STO-02: a failure in the middle of a restore changes nothing."""
     filled(place.backend())
     database = Database(place.backend()).open()
@@ -427,6 +429,9 @@ def test_a_look_finds_what_is_wrong(tmp_path: Path, postgresql_server) -> None:
     store.file.write_bytes(bytes(data))
     assert any("damaged" in fault or "malformed" in fault for fault in look(store, tmp_path / "spool").faults)
     gone = Postgresql(postgresql_server.url("no_such_database"))
-    assert "does not exist" in look(gone, tmp_path / "spool").faults[0] or "knows no such" in look(gone, tmp_path).faults[0]
+    assert (
+        "does not exist" in look(gone, tmp_path / "spool").faults[0]
+        or "knows no such" in look(gone, tmp_path).faults[0]
+    )
     with postgresql_server.database() as url:
         assert "no tables of llmgw" in look(Postgresql(url), tmp_path / "spool").faults[0]

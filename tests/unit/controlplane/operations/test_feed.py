@@ -307,7 +307,12 @@ def test_text_and_figures_that_no_database_takes(place: Place, tmp_path: Path, l
     """TEN-06: NUL, control characters, long names, absurd counts: kept as far as they go, once."""
     store = place.threads()
     line = lines(tmp_path, store)
-    strange = {"id": "a\0b\x1b[31m" + "x" * 480, "asked": "\u202e" * 500, "code": "c" * 512, "endpoint": "\U0001f680" * 500}
+    strange = {
+        "id": "a\0b\x1b[31m" + "x" * 480,
+        "asked": "\u202e" * 500,
+        "code": "c" * 512,
+        "endpoint": "\U0001f680" * 500,
+    }
     counts = {"prompt_tokens": 2**40, "completion_tokens": 2**40, "cached_tokens": 2**40, "status": 999}
     for sequence in range(1, 60):
         line.intake.take("router-1", batch(sequence, records=40, **counts, **strange))

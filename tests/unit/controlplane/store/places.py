@@ -11,9 +11,25 @@ from controlplane.store.access import StoreThreads
 from controlplane.store.database import Database
 from controlplane.store.postgresql import Postgresql
 from controlplane.store.sqlite import Sqlite
+from llmgw.runtime.stall import StallDetector
 from tests.fakes.postgresql import Server
 
 KINDS = ("sqlite", "postgresql")
+
+
+HELD = 0.5
+"""Seconds: a hub that is held this long was held by a call on the store; shorter stalls are a busy machine's."""
+
+
+@contextmanager
+def hub_is_free() -> Iterator[None]:
+    """Fails if the event loop is held meanwhile. What is tested takes longer than ``HELD``."""
+    detector = StallDetector(threshold=HELD).start()
+    try:
+        yield
+    finally:
+        detector.stop()
+    assert detector.longest == 0.0
 
 
 class Place:

@@ -1,0 +1,129 @@
+"""A control plane whose store is a PostgreSQL server that comes and goes (STO-03, HA-01)."""
+
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import requests
+
+from llmgw.wire.messages import HeartbeatAck, Welcome
+from tests.fakes.controlplane import ControlPlane, until
+from tests.fakes.postgresql import Server
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    made = Server().start()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def url(server: Server) -> Iterator[str]:
+    with server.database() as made:
+        yield made
+
+
+def cordon(control_plane: ControlPlane, reason: str) -> requests.Response:
+    """An order that only the store can take."""
+    return requests.post(
+        f"{control_plane.api}/api/v1/nodes/node-1/cordon",
+        headers=control_plane.auth,
+        json={"reason": reason},
+        timeout=30,
+    )
+
+
+def reason(control_plane: ControlPlane) -> str | None:
+    """Why the node is cordoned."""
+    cordon = control_plane.get("nodes/node-1")["cordon"]
+    return cordon["reason"] if cordon else None
+
+
+def launch(control_plane: ControlPlane) -> subprocess.Popen[bytes]:
+    """The same without waiting for it."""
+    command = [sys.executable, "-m", "controlplane.main", "--config", str(control_plane.config)]
+    with control_plane.log_file.open("ab") as log:
+        return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=log)
+
+
+def test_it_serves_from_postgresql_and_remembers(url: str, tmp_path: Path) -> None:
+    """STO-01: what people decided and the epoch outlive the process; no SQLite file is made."""
+    control_plane = ControlPlane(tmp_path, store__url=url).start()
+    assert cordon(control_plane, "disk").status_code == 200
+    epoch = control_plane.get("status")["epoch"]
+    assert control_plane.stop() == 0
+    control_plane.start()
+    assert reason(control_plane) == "disk"
+    assert control_plane.get("status")["epoch"] > epoch
+    assert control_plane.stop() == 0
+    assert not (control_plane.state / "llmgw.db").exists()
+
+
+def test_a_server_that_comes_later_is_waited_for(server: Server, url: str, tmp_path: Path) -> None:
+    """STO-03: logged why; SIGTERM ends the waiting; it goes on by itself once the server is there."""
+    server.stop()
+    control_plane = ControlPlane(tmp_path, store__url=url)
+    waiting = launch(control_plane)
+    until(lambda: "cannot be opened yet" in control_plane.log(), "it says that it waits")
+    assert waiting.poll() is None
+    began = time.monotonic()
+    waiting.send_signal(signal.SIGTERM)
+    assert waiting.wait(10) == 0, control_plane.log()
+    assert time.monotonic() - began < 3
+    control_plane.log_file.unlink()
+    starting = threading.Thread(target=control_plane.start)
+    starting.start()
+    until(lambda: control_plane.log_file.exists() and "cannot be opened yet" in control_plane.log(), "it waits again")
+    server.start()
+    starting.join()
+    assert cordon(control_plane, "disk").status_code == 200
+    assert control_plane.stop() == 0
+    assert "Traceback" not in control_plane.log()
+
+
+def test_a_second_control_plane_is_refused_with_the_remedy(url: str, tmp_path: Path) -> None:
+    """HA-01: another machine's, too: it has a state directory of its own. It may start once the first is gone."""
+    first, second = ((tmp_path / name) for name in ("first", "second"))
+    first.mkdir()
+    second.mkdir()
+    one, two = ControlPlane(first, store__url=url).start(), ControlPlane(second, store__url=url)
+    refused = launch(two)
+    assert refused.wait(30) == 2
+    assert "store.url: " in two.log() and "another control plane uses it" in two.log()
+    assert "Traceback" not in two.log()
+    one.stop(signal.SIGKILL)
+    two.start()
+    assert two.stop() == 0
+
+
+def test_heartbeats_go_on_while_the_server_is_away(server: Server, url: str, tmp_path: Path) -> None:
+    """STO-03: changes are refused in words, everything else is as quick as ever; then all goes on."""
+    control_plane = ControlPlane(tmp_path, store__url=url, store__timeout="2s").start()
+    agent = control_plane.agent().upgrade().hello()
+    agent.expect(Welcome)
+    agent.register()
+    server.stop()
+    refusing = threading.Thread(target=lambda: answers.append(cordon(control_plane, "away")))
+    answers: list[requests.Response] = []
+    refusing.start()
+    for sequence in range(1, 21):
+        began = time.monotonic()
+        agent.heartbeat(sequence)
+        agent.expect(HeartbeatAck)
+        assert time.monotonic() - began < 1.0
+    refusing.join()
+    assert answers[0].status_code == 503 and answers[0].json()["code"] == "store_unavailable"
+    assert "nothing was changed" in answers[0].text
+    assert any(row["kind"] == "store" for row in control_plane.get("status")["problems"])
+    server.start()
+    assert cordon(control_plane, "back").status_code == 200
+    assert reason(control_plane) == "back"
+    agent.close()
+    assert control_plane.stop() == 0
+    assert "Traceback" not in control_plane.log()

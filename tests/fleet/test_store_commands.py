@@ -1,0 +1,230 @@
+"""``llmgw store`` as people use it: the real command, the real control plane beside it."""
+
+import json
+import os
+import shutil
+import signal
+import sqlite3
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+import yaml
+
+from controlplane.store.opening import backend_of
+from controlplane.store.postgresql import Postgresql
+from controlplane.store.sqlite import Sqlite
+from llmgw.wire.messages import Start, Welcome
+from tests.fakes.controlplane import ControlPlane, until
+from tests.fakes.postgresql import Server, postgresql_server
+from tests.unit.controlplane.operations.filled import filled, seen
+
+__all__ = ["postgresql_server"]
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def llmgw(*arguments: object, code: int = 0, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run it; its exit status must be ``code``. No traceback ever reaches a person."""
+    done = subprocess.run(
+        [sys.executable, "-m", "llmgw.cli", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        cwd=ROOT,
+        env={**os.environ, "NO_COLOR": "1", **environment},
+    )
+    assert done.returncode == code, f"{done.returncode}: {done.stdout}{done.stderr}"
+    assert "Traceback" not in done.stderr, done.stderr
+    return done
+
+
+def facts(*arguments: object, code: int = 0) -> dict[str, Any]:
+    return dict(json.loads(llmgw(*arguments, "-o", "json", code=code).stdout))
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[ControlPlane]:
+    """A control plane that does not run yet, with a filled store."""
+    control_plane = ControlPlane(tmp_path)
+    control_plane.state.mkdir(mode=0o700)
+    filled(Sqlite(control_plane.state / "llmgw.db"))
+    yield control_plane
+    if control_plane.process is not None:
+        control_plane.stop(signal.SIGKILL)
+
+
+def use(site: ControlPlane, url: str, password_file: Path | None = None) -> None:
+    """Name another store in the settings."""
+    tree = yaml.safe_load(site.config.read_text())
+    tree["store"] = {"url": url, **({"password_file": str(password_file)} if password_file else {})}
+    site.config.write_text(yaml.safe_dump(tree))
+
+
+def test_help_shows_examples_and_every_command(tmp_path: Path) -> None:
+    """CLI-04: each command explains itself, under the name people type."""
+    text = llmgw("store", "--help").stdout
+    assert text.startswith("Usage: llmgw store") and all(n in text for n in ("check", "backup", "restore", "move"))
+    for name in ("check", "backup", "restore", "move"):
+        text = llmgw("store", name, "--help").stdout
+        assert f"Usage: llmgw store {name}" in text and "Example:" in text and "--config" in text
+    assert "No such command" in llmgw("store", "burn", code=2).stderr
+    broken = tmp_path / "broken.yaml"
+    broken.write_text("stat_dir: /x\n")
+    assert "stat_dir" in llmgw("store", "check", "--config", broken, code=2).stderr
+    assert "cannot be read" in llmgw("store", "check", "--config", tmp_path / "none.yaml", code=2).stderr
+
+
+def test_check_beside_a_running_control_plane(site: ControlPlane) -> None:
+    """CLI-04: tells what there is; exit status 1 and words when something is wrong."""
+    site.start()
+    found = facts("store", "check", "--config", site.config)
+    assert found["ok"] and found["rows"]["api_keys"] == 2 and found["spooled_batches"] == 0 and found["faults"] == []
+    shown = llmgw("store", "check", "--config", site.config).stdout
+    assert "Nothing is wrong." in shown and "api_keys" in shown
+    assert len(site.get("keys")["keys"]) == 2
+    site.stop()
+    (site.state / "llmgw.db").unlink()
+    assert "no store yet" in llmgw("store", "check", "--config", site.config, code=1).stdout
+    assert not facts("store", "check", "--config", site.config, code=1)["ok"]
+
+
+def test_backup_while_it_runs_and_restore_after_a_loss(site: ControlPlane, tmp_path: Path) -> None:
+    """STO-02: the machine loses its disk; the backup brings everything back but what came after it."""
+    before = seen(Sqlite(site.state / "llmgw.db"))
+    site.start()
+    to = tmp_path / "b.backup"
+    told = facts("store", "backup", "--config", site.config, "--to", to)
+    assert told["file"] == str(to) and told["rows"]["api_keys"] == 2
+    assert stat.S_IMODE(to.stat().st_mode) == 0o600
+    usual = llmgw("store", "backup", "--config", site.config)
+    assert Path(usual.stdout.strip()).parent == site.state / "backups" and "secrets" in usual.stderr
+    assert "exists already" in llmgw("store", "backup", "--config", site.config, "--to", to, code=1).stderr
+    refused = llmgw("store", "restore", "--config", site.config, to, "--replace", code=1)
+    assert "stop it first" in refused.stderr
+    site.stop()
+    refused = llmgw("store", "restore", "--config", site.config, to, code=1)
+    assert "not empty" in refused.stderr and "--replace" in refused.stderr
+    shutil.rmtree(site.state)
+    restored = llmgw("store", "restore", "--config", site.config, to)
+    assert "verified" in restored.stdout
+    assert seen(Sqlite(site.state / "llmgw.db")) == before
+    site.start()
+    assert len(site.get("keys")["keys"]) == 2
+
+
+def test_agents_obey_after_a_restore(tmp_path: Path) -> None:
+    """AGT-04, STO-02: agents took commands of epochs that the backup never saw; they get a
+    higher one at once, from the restored store, and act on it."""
+    site = ControlPlane(tmp_path).start()
+    try:
+        assert "restore" not in site.log()
+        to = tmp_path / "b.backup"
+        llmgw("store", "backup", "--config", site.config, "--to", to)
+        for _ in range(3):
+            site.stop()
+            site.start()
+        agent = site.agent().upgrade().hello()
+        highest = agent.expect(Welcome).epoch
+        assert highest == 4
+        agent.close()
+        site.stop()
+        epoch = facts("store", "restore", "--config", site.config, to, "--replace")["epoch"]
+        site.start()
+        agent = site.agent().upgrade().hello(highest_epoch=highest)
+        assert agent.expect(Welcome).epoch == epoch + 1 > highest
+        agent.register()
+        assert agent.expect(Start).epoch == epoch + 1
+        agent.close()
+        assert "an agent had seen a higher epoch" not in site.log(), "it did not take the agent to tell"
+        # And where the lost store had gone further than that, the agent's word counts.
+        site.stop()
+        site.start()
+        agent = site.agent().upgrade().hello(highest_epoch=epoch + 5000)
+        assert agent.expect(Welcome).epoch > epoch + 5000
+        agent.close()
+    finally:
+        site.stop(signal.SIGKILL)
+
+
+def test_what_is_replaced_is_kept(site: ControlPlane, tmp_path: Path) -> None:
+    """STO-02: ``--replace`` backs the old store up first; a store too damaged for that is moved aside."""
+    to = tmp_path / "b.backup"
+    llmgw("store", "backup", "--config", site.config, "--to", to)
+    connection = sqlite3.connect(site.state / "llmgw.db")
+    connection.execute("UPDATE scopes SET title = 'later'")
+    connection.commit()
+    connection.close()
+    kept = facts("store", "restore", "--config", site.config, to, "--replace")["replaced"]
+    assert b"later" not in (site.state / "llmgw.db").read_bytes()
+    llmgw("store", "restore", "--config", site.config, kept, "--replace")
+    assert {scope.title for scope in seen(Sqlite(site.state / "llmgw.db"))["scopes"]} == {"later"}  # type: ignore[attr-defined]
+    (site.state / "llmgw.db").write_bytes(b"what a disk leaves " * 1000)
+    aside = Path(facts("store", "restore", "--config", site.config, to, "--replace")["replaced"])
+    assert aside.read_bytes().startswith(b"what a disk leaves")
+    assert facts("store", "check", "--config", site.config)["ok"]
+    before = (site.state / "llmgw.db").read_bytes()
+    to.write_bytes(to.read_bytes()[:-50])
+    assert "damaged" in llmgw("store", "restore", "--config", site.config, to, "--replace", code=1).stderr
+    assert (site.state / "llmgw.db").read_bytes() == before, "a bad backup changes nothing"
+    assert not [file for file in site.state.iterdir() if file.name.startswith(".llmgw")], "nothing is left over"
+
+
+def test_moving_to_postgresql_and_back(site: ControlPlane, tmp_path: Path, postgresql_server: Server) -> None:
+    """STO-02: the whole way a person goes, by password file, and the same content at each end."""
+    file = Sqlite(site.state / "llmgw.db")
+    before = seen(file)
+    database = postgresql_server.create()
+    postgresql_server.execute("DROP ROLE IF EXISTS sealed")
+    postgresql_server.execute("CREATE ROLE sealed LOGIN PASSWORD 'not-a-word-for-logs'")
+    postgresql_server.execute(f"ALTER DATABASE {database} OWNER TO sealed")
+    postgresql_server.execute("GRANT ALL ON SCHEMA public TO sealed", database)
+    url = postgresql_server.url(database, "sealed")
+    password = tmp_path / "password"
+    password.touch(mode=0o600)
+    password.write_text("wrong\n")
+    to = ("--to", url, "--password-file", password)
+    assert "password is wrong" in llmgw("store", "move", "--config", site.config, *to, code=1).stderr
+    password.write_text("not-a-word-for-logs\n")
+    password.chmod(0o644)
+    assert "chmod 600" in llmgw("store", "move", "--config", site.config, *to, code=2).stderr
+    password.chmod(0o600)
+    site.start()
+    assert "another control plane" in llmgw("store", "move", "--config", site.config, *to, code=1).stderr
+    site.stop()
+    before = seen(file)
+    moved = llmgw("store", "move", "--config", site.config, *to)
+    assert "counts and checksums agree" in moved.stdout and f"url: {url}" in moved.stderr
+    assert "not-a-word-for-logs" not in moved.stdout + moved.stderr
+    assert "not empty" in llmgw("store", "move", "--config", site.config, *to, code=1).stderr
+    assert seen(Postgresql(url, lambda: "not-a-word-for-logs")) == before == seen(file)
+
+    use(site, url, password)
+    site.start()
+    assert len(site.get("keys")["keys"]) == 2
+    assert (
+        "another control plane uses it"
+        in llmgw("store", "move", "--config", site.config, "--to", f"sqlite://{tmp_path}/back.db", code=1).stderr
+    )
+    to_file = tmp_path / "pg.backup"
+    llmgw("store", "backup", "--config", site.config, "--to", to_file)
+    assert facts("store", "check", "--config", site.config)["ok"]
+    site.stop()
+    after = seen(Postgresql(url, lambda: "not-a-word-for-logs"))
+    back = facts("store", "move", "--config", site.config, "--to", f"sqlite://{tmp_path}/back.db")
+    assert back["tables"]["secrets"]["rows"] == 1
+    assert seen(Sqlite(tmp_path / "back.db")) == after
+    assert stat.S_IMODE((tmp_path / "back.db").stat().st_mode) == 0o600
+    llmgw("store", "restore", "--config", site.config, to_file, "--replace")
+    assert "store in use" in llmgw("store", "move", "--config", site.config, *to, code=1).stderr
+    assert (
+        "must not hold a password"
+        in llmgw("store", "move", "--config", site.config, "--to", "postgresql://a:secret@h/d", code=2).stderr
+    )
+    assert backend_of(url, None, tmp_path).name == back["from"]
