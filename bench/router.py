@@ -68,7 +68,7 @@ BUDGETS = {
 
 
 def start_ours(directory: Path, control: RouteServer) -> Process:
-    """One worker, keys on, a control plane that is polled and reported to."""
+    """One worker, keys on, a control plane that is polled, reported to and given usage records."""
     port = free_port()
     token = directory / "token"
     token.write_text("rt-benchmark\n")

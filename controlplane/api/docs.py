@@ -17,10 +17,10 @@ KEPT = "public, max-age=86400"
 """The page's own files change with a release; the ETag tells."""
 
 POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; "
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-"""Swagger UI writes style attributes; scripts are files of ours alone."""
+"""Scripts and styles are files of ours alone, requests go to us alone."""
 
 _FILES = {
     "docs": ("docs/index.html", "text/html; charset=utf-8"),

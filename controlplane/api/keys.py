@@ -73,7 +73,7 @@ class KeyRequestSchema(Schema):
     models = ma.fields.List(
         ma.fields.String(validate=MODEL_OR_ALIAS),
         validate=ma.validate.Length(max=1000),
-        metadata={"description": "Default: all."},
+        metadata={"description": "Default: all.", "example": ["qwen3-8b"]},
     )
     expires = ma.fields.String(
         validate=ma.validate.Length(1, 40),

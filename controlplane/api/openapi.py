@@ -5,6 +5,17 @@ from typing import Any
 
 from llmgw.wire.errors import ADMIN
 
+ABOUT = """\
+Desired against actual, and every change that people make.
+
+- **Tokens**: every request carries `Authorization: Bearer TOKEN`, but for this document, its page, `/healthz` and
+  `/metrics`. Each operation names the roles that may use it.
+- **Errors** have one body: `code`, `message`, `request_id`, and `faults` with the place of each, all at once.
+- **Unknown is absent**: a value that is not known is left out. It is never 0.
+- **Lists** have `limit` and `cursor`; an answer has `next` if there is more.
+- **Changes** obey `Idempotency-Key`; those of things that have a version, `If-Match`.
+"""
+
 METHODS = ("get", "put", "post", "patch", "delete")
 
 _REQUEST_ID = {
@@ -92,6 +103,7 @@ def complete(document: dict[str, Any]) -> dict[str, Any]:
         }
     }
     components["responses"] = {name: _error(name, *words) for name, words in ERRORS.items()}
+    document["info"]["description"] = ABOUT
     document["security"] = [{"bearer": []}]
     _mend_patterns(document)
     document["servers"] = [{"url": "/", "description": "This control plane."}]

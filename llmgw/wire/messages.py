@@ -29,11 +29,11 @@ Words = Annotated[tuple[Text, ...], Meta(max_length=4096)]
 Table = Annotated[dict[Name, Text], Meta(max_length=256)]
 
 
-class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type"):
+class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", gc=False):
     """A frame's content. The tag names the kind."""
 
 
-class Part(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Part(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """Something that messages are made of."""
 
 

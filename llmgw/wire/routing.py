@@ -24,7 +24,7 @@ MAX_TABLE = 64 * 1024 * 1024
 MAX_REPORT = 4 * 1024 * 1024
 
 
-class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """Base of the types here: tolerant of unknown fields."""
 
 

@@ -182,7 +182,7 @@ def test_garbage_to_the_admin_and_router_interfaces(serving: tuple[Cluster, Open
         ("GET", "models/%00", b""),
         ("POST", "nodes/absent/cordon", b"[]"),
     ):
-        head = {"Content-Type": "application/json"}
+        head = {"Content-Type": "application/json", **c.auth}
         answer = requests.request(method, f"{c.admin_url}/api/v1/{path}", data=body, headers=head, timeout=10)
         assert 400 <= answer.status_code < 500, (method, path, answer.status_code, answer.text)
         assert answer.json()["code"], answer.text

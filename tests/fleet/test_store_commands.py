@@ -13,14 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import requests
 import yaml
 
 from controlplane.store.opening import backend_of
 from controlplane.store.postgresql import Postgresql
 from controlplane.store.sqlite import Sqlite
 from llmgw.wire.messages import Start, Welcome
-from tests.fakes.controlplane import ControlPlane, until
+from tests.fakes.controlplane import ControlPlane
 from tests.fakes.postgresql import Server, postgresql_server
 from tests.unit.controlplane.operations.filled import filled, seen
 

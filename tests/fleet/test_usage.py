@@ -186,7 +186,7 @@ class Fleet:
         self.rounds = 0
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run)
-        self._failure: BaseException | None = None
+        self._failure: Exception | None = None
 
     def __enter__(self) -> "Fleet":
         self._thread.start()
@@ -216,7 +216,7 @@ class Fleet:
                 self._note("table", began)
                 self._stop.wait(0.02)
             agent.close()
-        except BaseException as error:
+        except Exception as error:  # noqa: BLE001 - raised again in the test
             self._failure = error
 
     def _note(self, what: str, began: float) -> None:
@@ -290,7 +290,7 @@ def test_a_spool_without_room_is_told_and_recovers(tmp_path: Path) -> None:
     """STO-03: 503 with Retry-After and words; the same batch is taken once there is room."""
     control_plane = ControlPlane(tmp_path, usage={"spool_bytes": 1024 * 1024}).start()
     try:
-        until(lambda: (control_plane.state / "llmgw.db").exists(), "a store")
+        until((control_plane.state / "llmgw.db").exists, "a store")
         lock = sqlite3.connect(control_plane.state / "llmgw.db", isolation_level=None)
         lock.execute("BEGIN IMMEDIATE")
         sequence, answer = 0, None
@@ -344,7 +344,7 @@ def test_events_reach_the_store_when_it_returns(tmp_path: Path) -> None:
         (control_plane.state / "decisions.jsonl.stored").unlink()
         control_plane.stop()
         control_plane.start()
-        until(lambda: (control_plane.state / "decisions.jsonl.stored").exists(), "everything again")
+        until((control_plane.state / "decisions.jsonl.stored").exists, "everything again")
         assert kept() == journal()[: len(kept())]
     finally:
         control_plane.stop()

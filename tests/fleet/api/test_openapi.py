@@ -6,6 +6,7 @@ same for longer: ``LLMGW_FUZZ_EXAMPLES`` is the number of examples per operation
 """
 
 import os
+import secrets
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -30,6 +31,7 @@ from schemathesis.specs.openapi.checks import (
 from controlplane.api.app import create_app
 from llmgw import __version__
 from tests.fakes.controlplane import ControlPlane
+from tests.harness.cluster import private
 
 EXAMPLES = int(os.environ.get("LLMGW_FUZZ_EXAMPLES", "5"))
 
@@ -44,6 +46,10 @@ CHECKS = [
     unsupported_method,
 ]
 
+TOKEN = "adm-llmgw-" + secrets.token_urlsafe(24)
+"""The local token, known before the control plane runs, so that schemathesis knows that it is
+always sent, and when it was left out on purpose."""
+
 REFUSALS = [400, 401, 403, 404, 405, 409, 411, 412, 413, 414, 415, 422, 431]
 
 REAL = {
@@ -57,6 +63,8 @@ REAL = {
 @pytest.fixture(scope="module")
 def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
     control_plane = ControlPlane(tmp_path_factory.mktemp("fuzz"), nodes=("node-1", "node-2"))
+    control_plane.state.mkdir(mode=0o700)
+    private(control_plane.state / "admin.token", TOKEN)
     control_plane.start()
     for path, body in (
         ("scopes", {"path": "acme", "title": "Acme"}),
@@ -84,7 +92,12 @@ def asked() -> Iterator[Counter[str]]:
 def described() -> Any:
     """The document, by operation, with names that exist in every second request."""
     app = create_app(MagicMock(), __version__)
-    config = schemathesis.Config.from_dict({"checks": {"negative_data_rejection": {"expected-statuses": REFUSALS}}})
+    config = schemathesis.Config.from_dict(
+        {
+            "headers": {"Authorization": f"Bearer {TOKEN}"},
+            "checks": {"negative_data_rejection": {"expected-statuses": REFUSALS}},
+        }
+    )
     document = app.test_client().get("/api/v1/openapi.json").get_json()
     schema = schemathesis.openapi.from_dict(document, config=config)
     count = 0
@@ -120,7 +133,7 @@ def test_answers_are_what_the_document_says(case: Any, plane: ControlPlane, aske
     asked[case.operation.label] += 1
     if case.operation.path == "/api/v1/events" and case.query and "watch" in case.query:
         case.query["seconds"] = "0"  # else the stream goes on for ever
-    case.call_and_validate(base_url=plane.api, headers=plane.auth, checks=CHECKS, timeout=20)
+    case.call_and_validate(base_url=plane.api, checks=CHECKS, timeout=20)
 
 
 def test_every_operation_was_asked(plane: ControlPlane, asked: Counter[str]) -> None:

@@ -5,7 +5,7 @@ import subprocess
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
-BINARY = {".gguf", ".png", ".jpg", ".ico", ".woff2"}
+BINARY = {".gguf", ".gz", ".png", ".jpg", ".ico", ".woff2"}
 
 
 def project_files() -> list[Path]:

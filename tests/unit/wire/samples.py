@@ -41,6 +41,8 @@ class Builder:
                 return cls(*(self._field(field) for field in fields))
             case inspect.VarTupleType(item_type=item):
                 return (self.value(item, name), self.value(item, name))
+            case inspect.TupleType(item_types=items):
+                return tuple(self.value(item, name) for item in items)
             case inspect.ListType(item_type=item):
                 return [self.value(item, name)]
             case inspect.DictType(key_type=key, value_type=value):

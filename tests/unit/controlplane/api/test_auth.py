@@ -56,7 +56,9 @@ def test_a_local_token_of_another_user_is_refused(tmp_path: Path, monkeypatch: p
         load_local_token(tmp_path)
 
 
-@pytest.mark.parametrize("content", ["", "adm-llmgw-short", "sk-llmgw-" + "x" * 32, "adm-llmgw-" + "x" * 400, "\x00" * 40])
+@pytest.mark.parametrize(
+    "content", ["", "adm-llmgw-short", "sk-llmgw-" + "x" * 32, "adm-llmgw-" + "x" * 400, "\x00" * 40]
+)
 def test_a_file_without_a_token_is_refused(tmp_path: Path, content: str) -> None:
     """API-02: an empty token would open the API to everybody."""
     file = tmp_path / "admin.token"
@@ -95,7 +97,7 @@ def test_a_new_local_token_is_taken_on_reload(own: ControlPlane) -> None:
     old = own.token
     (own.state / "admin.token").unlink()
     own.tell(signal.SIGHUP)
-    until(lambda: (own.state / "admin.token").exists(), "a new token")
+    until((own.state / "admin.token").exists, "a new token")
     until(lambda: Client(own.api, own.token).get("whoami").status_code == 200, "the new token is good")
     problem(Client(own.api, old).get("whoami"), 401, "unauthenticated")
     assert old not in own.log() and own.token not in own.log()

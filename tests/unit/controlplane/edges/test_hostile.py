@@ -1,7 +1,9 @@
 """What agents, administrators and the disk can do to a control plane, and what it costs."""
 
+import json
 import os
 import signal
+import socket as native
 import subprocess
 import sys
 import time
@@ -208,3 +210,31 @@ def test_a_head_that_drips(monkeypatch: pytest.MonkeyPatch) -> None:
             sock.close()
     finally:
         listener.stop(0.1)
+
+
+@pytest.mark.parametrize(
+    ("head", "status"),
+    [
+        (b"GET /" + b"x" * 9000 + b" HTTP/1.1\r\nHost: localhost\r\n", 414),
+        (b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 70_000 + b"\r\n", 431),
+        (b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n" + b"".join(b"X%d: 1\r\n" % n for n in range(200)), 431),
+        (b"garbage\r\n", 400),
+        (b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nContent-Length: -1\r\n", 400),
+        (b"POST /api/v1/keys HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n", 411),
+    ],
+)
+def test_heads_that_are_none(shared: ControlPlane, head: bytes, status: int) -> None:
+    """API-04: what the server refuses before there is a request has the one shape too, and an id."""
+    sock = native.create_connection(shared.addresses["admin.listen"], timeout=10)
+    sock.sendall(head + b"\r\n")
+    data = b""
+    with suppress(OSError):
+        while more := sock.recv(65536):
+            data += more
+    sock.close()
+    told, _, body = data.partition(b"\r\n\r\n")
+    lines = dict(line.split(": ", 1) for line in told.decode().split("\r\n")[1:])
+    assert int(told.split()[1]) == status
+    answer = json.loads(body)
+    assert set(answer) == {"code", "message", "request_id"}
+    assert lines["Content-Type"] == "application/json" and lines["X-Request-Id"] == answer["request_id"]

@@ -81,9 +81,12 @@ def test_a_difference_is_noticed_and_nothing_is_kept(place: Place, other, monkey
             spoilt.append(1)
 
     monkeypatch.setattr(moving._Adding, "add", spoil)
-    with pytest.raises(Mismatch, match="the checksum differs"), reading(place.backend()) as reader:
-        with writing(other) as writer:
-            copy(reader, writer)
+    with (
+        pytest.raises(Mismatch, match="the checksum differs"),
+        reading(place.backend()) as reader,
+        writing(other) as writer,
+    ):
+        copy(reader, writer)
     with reading(other) as connection:
         assert moving.empty(connection)
 

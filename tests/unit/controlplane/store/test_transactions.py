@@ -190,8 +190,9 @@ def test_waiting_calls_are_bounded(store: StoreThreads) -> None:
     hold = threading.Event()
     blocked = [gevent.spawn(store.write, lambda tx: hold.wait(10), 30.0)]
     blocked += [gevent.spawn(store.write, lambda tx: None, 30.0) for _ in range(CAPACITY - 1)]
-    gevent.sleep(0.02)
-    assert store.waiting == CAPACITY
+    with gevent.Timeout(10):
+        while store.waiting < CAPACITY:
+            gevent.sleep(0.005)
     with pytest.raises(StoreUnavailable, match="wait for the store already"):
         store.write(lambda tx: None)
     assert ids(store) == []
