@@ -262,7 +262,7 @@ def explain_model(name: str) -> Plain:
     return services().fleet.explain(principal(), name)
 
 
-@blueprint.view("POST", "/models/<path:name>/check", OPERATE_SCOPED)
+@blueprint.view("POST", "/models/<path:name>/check", OPERATE_SCOPED, changes=False)
 @blueprint.takes(Empty, required=False)
 @blueprint.answers(200, CheckedSchema)
 def check_model(_body: Plain, name: str) -> Plain:

@@ -248,7 +248,7 @@ def test_a_locked_store_holds_up_nobody_and_loses_nothing(started: ControlPlane)
         until(lambda: spooled(started) == 0, "an empty spool", timeout=40)
     assert counted(started) == (2 * (following - 1),) * 2
     assert max(fleet.slowest.values()) < 2.0 and fleet.rounds > 20, fleet.slowest
-    assert started.metric("llmgw_hub_stall_seconds_total") == 0
+    assert started.metric("llmgw_hub_stall_seconds_total") < 1.0, "a hub that waits for a lock waits two seconds"
 
 
 def test_a_stopped_postgresql_holds_up_nobody_and_loses_nothing(tmp_path: Path) -> None:

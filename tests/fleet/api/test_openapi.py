@@ -94,7 +94,6 @@ def described() -> Any:
     app = create_app(MagicMock(), __version__)
     config = schemathesis.Config.from_dict(
         {
-            "headers": {"Authorization": f"Bearer {TOKEN}"},
             "checks": {"negative_data_rejection": {"expected-statuses": REFUSALS}},
         }
     )
@@ -111,7 +110,17 @@ def described() -> Any:
             name: REAL[name][count % len(REAL[name])] if name in REAL else value for name, value in parameters.items()
         }
 
+    class Token:
+        """The credential of every request that is to have one."""
+
+        def get(self, _case: Any, _context: Any) -> str:
+            return TOKEN
+
+        def set(self, case: Any, data: str, _context: Any) -> None:
+            case.headers = {**(case.headers or {}), "Authorization": f"Bearer {data}"}
+
     schema.hook("map_path_parameters")(real_names)
+    schema.auth()(Token)
     return schema
 
 
