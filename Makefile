@@ -55,7 +55,7 @@ test-chaos: setup  ## Real processes killed at random moments
 
 .PHONY: fuzz-api
 fuzz-api: setup  ## Generated requests to every operation of the admin API (ARGS=500: examples for each)
-	@LLMGW_FUZZ_EXAMPLES="$(or $(ARGS),200)" $(PY) -m pytest -q -s tests/fleet/api
+	@LLMGW_FUZZ_EXAMPLES="$(or $(ARGS),200)" $(PY) -m pytest -q -s tests/fleet/controlplane/api/test_openapi.py
 
 .PHONY: lint
 lint: setup  ## Style, types, import rules, shell scripts

@@ -7,7 +7,7 @@ machines of ``controlplane.fleet``; nothing is decided in the driver.
 
 import random
 from collections import deque
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 
 from controlplane.catalog.model import Catalog
 from controlplane.events import (
@@ -34,6 +34,7 @@ from controlplane.fleet import dispatch, intents, nodes, replicas, restarts, ses
 from controlplane.fleet.context import Fleet, Recent
 from controlplane.fleet.health import forgive
 from controlplane.fleet.intents import Intent
+from controlplane.planning.candidates import Candidates
 from controlplane.planning.check import check, check_view
 from controlplane.planning.drains import MEMORY, Routers, RouterSeen
 from controlplane.planning.overlay import Overlay
@@ -42,6 +43,7 @@ from controlplane.planning.policy import LoopSettings
 from controlplane.planning.reconcile import overtaken, plan, wanted
 from controlplane.planning.view import FleetView, Settling
 from controlplane.planning.words import listing
+from controlplane.planning.work import Work
 from controlplane.publish.routes import EXTERNAL, aliases, key_files, routes, routing
 from llmgw.wire.routing import RoutedModel
 
@@ -59,7 +61,8 @@ class Loop:
     last decisions and events, oldest first. ``epoch`` goes with commands.
 
     ``boot`` names this process: it must differ from every earlier one's, because
-    command ids begin with it. ``intent`` is what people decided before.
+    command ids begin with it. ``intent`` is what people decided before. ``work`` makes
+    what ends the slices of a pass.
     """
 
     def __init__(
@@ -75,6 +78,7 @@ class Loop:
         version: str,
         engine_secret: bytes | None,
         now: float,
+        work: Callable[[], Work] = Work,
     ) -> None:
         view = FleetView(
             catalog=catalog,
@@ -94,6 +98,8 @@ class Loop:
             cordons=dict(intent.cordons),
             labels=dict(intent.labels),
         )
+        self._work = work
+        self._candidates = Candidates()
         self._published: PublishRoutes | None = None
         self._tables = 0
         self._last_pass = now
@@ -227,9 +233,19 @@ class Loop:
         self._time_passes(now)
         self._restarts()
         effects = fleet.take()
+        # A pass that fails or is given up leaves none behind that is half up to date.
+        candidates, self._candidates = self._candidates, Candidates()
         decided = yield from plan(
-            fleet.view, Overlay(fleet.view, later=True), fleet.settings, routers=fleet.routers, now=now, rng=fleet.rng
+            fleet.view,
+            Overlay(fleet.view, later=True),
+            fleet.settings,
+            routers=fleet.routers,
+            now=now,
+            rng=fleet.rng,
+            work=self._work(),
+            candidates=candidates,
         )
+        self._candidates = candidates
         fleet.now = max(fleet.now, now)
         self._refusals(decided, now)
         # If events came in since, it may fit by now, and is tried anew.

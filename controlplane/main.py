@@ -49,6 +49,7 @@ from controlplane.listeners.tls import ServerTls  # noqa: E402
 from controlplane.listeners.tokens import FleetTokens, load_tokens  # noqa: E402
 from controlplane.loop import Loop  # noqa: E402
 from controlplane.offhub import off_hub  # noqa: E402
+from controlplane.planning.work import Measured  # noqa: E402
 from controlplane.publish.providers import ProviderKeys  # noqa: E402
 from controlplane.publish.routes import key_files  # noqa: E402
 from controlplane.publish.table import Publisher  # noqa: E402
@@ -139,6 +140,7 @@ class ControlPlane:
             version=__version__,
             engine_secret=kept.engine_secret,
             now=self._clock.monotonic(),
+            work=lambda: Measured(self._clock.monotonic),
         )
         self._agents = AgentListener(
             settings["agents.listen"],

@@ -9,7 +9,7 @@ from controlplane.fleet import nodes
 from controlplane.fleet.adoption import acknowledge, register
 from controlplane.fleet.context import Fleet, Session
 from controlplane.fleet.replicas import exited, status_changed
-from controlplane.planning.placement import foreign_processes
+from controlplane.planning.examine import foreign_processes
 from controlplane.planning.view import NodeView, ReplicaView, ShardView
 from llmgw.wire.messages import (
     CommandResult,

@@ -4,12 +4,14 @@ from collections.abc import Generator
 from dataclasses import dataclass
 
 from controlplane.catalog.model import Model
+from controlplane.planning.candidates import Candidates
 from controlplane.planning.overlay import Overlay
-from controlplane.planning.placement import Work, choose
+from controlplane.planning.placement import choose
 from controlplane.planning.state import routable, standing
 from controlplane.planning.view import FleetView, ModelHealth, Reason, Verdict
 from controlplane.planning.wanted import counts, stopped, wanted
 from controlplane.planning.words import seconds
+from controlplane.planning.work import Work
 from llmgw.wire.routing import ModelState
 
 
@@ -47,7 +49,7 @@ def find(view: FleetView, name: str) -> Model:
 def explain(view: FleetView, model_name: str, now: float) -> Explanation:
     """Explain a model by its name or alias. Raises ``KeyError`` if the catalog has
     no such model. Costs profiles x nodes: see ``explaining`` for slices."""
-    work = explaining(view, model_name, now)
+    work = explaining(view, model_name, now, Work())
     while True:
         try:
             next(work)
@@ -56,11 +58,12 @@ def explain(view: FleetView, model_name: str, now: float) -> Explanation:
             return explanation
 
 
-def explaining(view: FleetView, model_name: str, now: float) -> Generator[None, None, Explanation]:
+def explaining(view: FleetView, model_name: str, now: float, work: Work) -> Generator[None, None, Explanation]:
     """``explain`` that yields between slices of work."""
     model = find(view, model_name)
     replicas = [replica for replica in view.replicas.values() if replica.model == model.name]
-    choice = yield from choose(view, Overlay(view), model, sorted(view.nodes), work=Work(), now=now)
+    choice = yield from choose(view, Overlay(view, later=True), Candidates(), model, work=work, now=now)
+    verdicts = yield from choice.verdicts(work)
     now_is = standing(view, model, replicas)
     return Explanation(
         model=model.name,
@@ -70,7 +73,7 @@ def explaining(view: FleetView, model_name: str, now: float) -> Generator[None, 
         live=sum(counts(replica) for replica in replicas),
         ready=sum(routable(view, replica) for replica in replicas),
         blockers=tuple(blockers(view, model, now)),
-        verdicts=choice.verdicts,
+        verdicts=verdicts,
     )
 
 

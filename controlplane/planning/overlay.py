@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from controlplane.catalog.model import Catalog
 from controlplane.planning.view import FleetView, ReplicaView
+from controlplane.planning.work import Work
 from llmgw.wire.messages import ShardSpec
 
 
@@ -40,33 +41,17 @@ def claimed_memory(catalog: Catalog, spec: ShardSpec) -> int:
     return spec.memory_bytes or 0
 
 
-class Work:
-    """Counts units of work, one for a candidate (some 30 microseconds), so that a
-    generator yields about every 5 ms without a clock."""
-
-    SLICE = 150
-
-    def __init__(self) -> None:
-        self.units = 0
-
-    def spent(self, units: int = 1) -> bool:
-        """Add work; true when it is time to yield."""
-        self.units += units
-        if self.units < self.SLICE:
-            return False
-        self.units = 0
-        return True
-
-
 class Overlay:
     """The claims a plan works on. Changing it changes no view. With ``later`` it is empty
-    until ``fill`` filled it: a pass that places nothing needs no claims."""
+    until ``fill`` filled it: a pass that places nothing needs no claims. ``log`` names the
+    nodes whose claims were changed, in order; a copy (``without``) shares it."""
 
     def __init__(self, view: FleetView, *, later: bool = False) -> None:
         self.catalog = view.catalog
         self.nodes: dict[str, Claims] = {}
         self.places: dict[str, list[str]] = {}
         self.ids: set[str] = set()
+        self.log: list[str] = []
         self.filled = not later
         if not later:
             for replica in view.replicas.values():
@@ -93,6 +78,7 @@ class Overlay:
     def add(self, replica_id: str, node_id: str, spec: ShardSpec) -> None:
         """Add the claims of one shard."""
         self.ids.add(replica_id)
+        self.log.append(node_id)
         claims = self.nodes.setdefault(node_id, Claims())
         claims.memory += claimed_memory(self.catalog, spec)
         claims.cores += spec.cpu_cores or 0.0
@@ -105,7 +91,7 @@ class Overlay:
     def without(self, replica: ReplicaView) -> "Overlay":
         """A copy in which a replica holds nothing."""
         copy = Overlay.__new__(Overlay)
-        copy.catalog, copy.ids, copy.filled = self.catalog, self.ids, True
+        copy.catalog, copy.ids, copy.filled, copy.log = self.catalog, self.ids, True, self.log
         copy.nodes, copy.places = dict(self.nodes), dict(self.places)
         for shard in replica.shards.values():
             held, spec = copy.nodes.get(shard.node_id), shard.spec

@@ -8,15 +8,16 @@ without a ready replica.
 import random
 from collections.abc import Generator, Iterable
 
+from controlplane.planning.candidates import Candidates
 from controlplane.planning.drains import Routers, idle
 from controlplane.planning.overlay import Overlay
-from controlplane.planning.placement import Work
 from controlplane.planning.plan import Action, Place, Plan, Stop
 from controlplane.planning.policy import LoopSettings
 from controlplane.planning.step import Step, in_session
 from controlplane.planning.view import FleetView, ModelHealth, ReplicaView
 from controlplane.planning.wanted import Wanted, counts, lacking, profile_left, wanted
 from controlplane.planning.words import seconds
+from controlplane.planning.work import Work
 
 __all__ = ["Wanted", "counts", "overtaken", "plan", "profile_left", "wanted"]
 
@@ -29,15 +30,19 @@ def plan(
     routers: Routers,
     now: float,
     rng: random.Random,
+    work: Work | None = None,
+    candidates: Candidates | None = None,
 ) -> Generator[None, None, Plan]:
-    """The actions that bring the fleet towards the catalog. Changes only ``overlay``.
+    """The actions that bring the fleet towards the catalog. Changes only ``overlay``, and
+    ``candidates``, which may be kept from pass to pass.
 
     Yields between slices of work. The same view, routers, time and generator state
     give the same plan; a converged view gives no action.
     """
     result = Plan(version=view.version)
     groups: dict[str, list[ReplicaView]] = {name: [] for name in view.catalog.models}
-    work = Work()
+    work = work or Work()
+    candidates = candidates or Candidates()
     failing: set[str] = set()
     restarts: set[str] = set()
     for replica_id in sorted(view.replicas):
@@ -57,7 +62,6 @@ def plan(
             groups.setdefault(replica.model, []).append(replica)
         if work.spent():
             yield
-    nodes = sorted(view.nodes)
     order = sorted(
         groups, key=lambda name: (name not in view.in_place, any(r.state == "ready" for r in groups[name]), name)
     )
@@ -70,6 +74,7 @@ def plan(
             step = Step(
                 view,
                 overlay,
+                candidates,
                 settings,
                 result,
                 work,
@@ -78,7 +83,7 @@ def plan(
                 failing=name in failing,
                 restarts=name in restarts,
             )
-            yield from step.model(name, groups[name], health, nodes)
+            yield from step.model(name, groups[name], health)
         if work.spent(1 + len(groups[name])):
             yield
     return result

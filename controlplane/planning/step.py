@@ -1,16 +1,18 @@
 """One model's part of a pass: what goes, what comes, what is restarted (REC-06, REC-30). Pure."""
 
 import random
-from collections.abc import Generator, Iterable
+from collections.abc import Generator
 from dataclasses import dataclass
 
 from controlplane.catalog.model import Model
+from controlplane.planning.candidates import Candidates
 from controlplane.planning.overlay import Overlay
-from controlplane.planning.placement import Spot, Work, choose, refusal
+from controlplane.planning.placement import Choice, Spot, choose
 from controlplane.planning.plan import Drain, Place, Plan, RestartPart, ShardPlace, Stop
 from controlplane.planning.policy import LoopSettings
-from controlplane.planning.view import FleetView, ModelHealth, ReplicaView, Restart, Verdict
+from controlplane.planning.view import FleetView, ModelHealth, ReplicaView, Restart
 from controlplane.planning.wanted import Wanted, counts, lacking, profile_left, wanted
+from controlplane.planning.work import Work
 from llmgw.wire.messages import ShardSpec
 
 KEPT_VERDICTS = 64
@@ -29,6 +31,7 @@ class Step:
 
     view: FleetView
     overlay: Overlay
+    candidates: Candidates
     settings: LoopSettings
     result: Plan
     work: Work
@@ -39,9 +42,7 @@ class Step:
     restarts: bool
     """A restart of one of its replicas is under way: the next one waits (REC-30)."""
 
-    def model(
-        self, name: str, group: list[ReplicaView], health: ModelHealth, nodes: list[str]
-    ) -> Generator[None, None, None]:
+    def model(self, name: str, group: list[ReplicaView], health: ModelHealth) -> Generator[None, None, None]:
         """Decide what goes and what comes."""
         want = wanted(self.view, name)
         for replica in group:
@@ -57,14 +58,14 @@ class Step:
         missing = lacking(self.view, name, want, len(staying))
         placed = 0
         if missing and self._may_place(health) and not self._room_comes(name):
-            placed = yield from self._place(self.view.catalog.models[name], missing, want, nodes)
+            placed = yield from self._place(self.view.catalog.models[name], missing, want)
         if not missing and health.refusal is not None:
             self.result.fits.add(name)
         self._replace(leaving, staying, missing, placed)
         if self.restarts:
             self._replaced(group)
         elif not placed and not excess and not leaving:
-            yield from self._restart(name, staying, health, nodes)
+            yield from self._restart(name, staying, health)
 
     def _expendable(self, replica: ReplicaView) -> tuple[int, int, int, float, str]:
         """Who goes first: what does not serve (REC-22), what is out of sight, what is
@@ -106,9 +107,7 @@ class Step:
             if new.state == "ready":
                 self._end(replica, f"replaced by {new.id}: {restart.asked}", "replaced")
 
-    def _restart(
-        self, name: str, staying: list[ReplicaView], health: ModelHealth, nodes: list[str]
-    ) -> Generator[None, None, None]:
+    def _restart(self, name: str, staying: list[ReplicaView], health: ModelHealth) -> Generator[None, None, None]:
         """Begin the next restart that people asked for, if one waits: one at a time, and
         only while every other replica of the model serves (REC-30)."""
         waiting = [replica for replica in staying if replica.restarting is not None]
@@ -126,19 +125,17 @@ class Step:
             return
         beside = ""
         if serves and not restart.at_once:
-            choice = yield from choose(self.view, self.overlay, model, nodes, work=self.work, now=self.now, leaving=old)
+            choice = yield from self._choose(model, self.overlay, leaving=old)
             if choice.spot is not None:
-                self._add(model, choice.spot, choice.verdicts, f"{restart.asked}: it replaces {old.id}", old.id)
+                self._add(model, choice.spot, choice, f"{restart.asked}: it replaces {old.id}", old.id)
                 return
-            beside = f"; nothing fits beside it: {refusal(model, choice.verdicts).message}"
+            beside = f"; nothing fits beside it: {choice.refusal().message}"
         yield from self.overlay.fill(self.view, self.work)
-        alone = yield from choose(
-            self.view, self.overlay.without(old), model, nodes, work=self.work, now=self.now, leaving=old
-        )
+        alone = yield from self._choose(model, self.overlay.without(old), leaving=old)
         if (serves or alone.spot is None) and not restart.at_once and self._comes_back(restart):
             return
         if alone.spot is None:
-            why = refusal(model, alone.verdicts).message
+            why = alone.refusal().message
             self.result.given_up[old.id] = f"a new replica would fit nowhere, even without this one: {why}"
             return
         self._end(old, f"{restart.asked}: it is restarted in its place{beside}", "in place")
@@ -161,7 +158,12 @@ class Step:
             return False
         return health.backoff_until is None or health.backoff_until <= self.now
 
-    def _place(self, model: Model, missing: int, want: Wanted, nodes: list[str]) -> Generator[None, None, int]:
+    def _choose(
+        self, model: Model, overlay: Overlay, leaving: ReplicaView | None = None
+    ) -> Generator[None, None, Choice]:
+        return choose(self.view, overlay, self.candidates, model, work=self.work, now=self.now, leaving=leaving)
+
+    def _place(self, model: Model, missing: int, want: Wanted) -> Generator[None, None, int]:
         health = self.view.health.get(model.name)
         if health and health.refusal and health.refused_version == self.view.version:
             return 0  # nothing that could change the answer for the better has changed
@@ -169,21 +171,20 @@ class Step:
             if len(self.result.actions) >= self.settings.max_actions:
                 self.result.complete = False
                 return done
-            choice = yield from choose(self.view, self.overlay, model, nodes, work=self.work, now=self.now)
+            choice = yield from self._choose(model, self.overlay)
             if choice.spot is None:
-                self.result.refused[model.name] = refusal(model, choice.verdicts, KEPT_VERDICTS)
+                self.result.refused[model.name] = choice.refusal(KEPT_VERDICTS)
                 return done
-            self._add(model, choice.spot, choice.verdicts, want.reason)
+            self._add(model, choice.spot, choice, want.reason)
+            if self.work.spent():
+                yield
         self.result.fits.add(model.name)
         return missing
 
-    def _add(
-        self, model: Model, spot: Spot, verdicts: Iterable[Verdict], why: str, replaces: str | None = None
-    ) -> None:
+    def _add(self, model: Model, spot: Spot, choice: Choice, why: str, replaces: str | None = None) -> None:
         replica_id = self._new_id(model.name)
         spec = shard_spec(model, spot, replica_id)
         self.overlay.add(replica_id, spot.node.id, spec)
-        rejected = tuple(verdict for verdict in verdicts if verdict.reasons)[:KEPT_VERDICTS]
         self.result.actions.append(
             Place(
                 replica=replica_id,
@@ -192,7 +193,7 @@ class Step:
                 fingerprint=spot.profile.fingerprint,
                 shards=(ShardPlace(spot.node.id, spec),),
                 reason=f"{why}; node {spot.node.id} fits best",
-                rejected=rejected,
+                rejected=choice.rejected(KEPT_VERDICTS),
                 figures={"score": dict(spot.score), "port": spot.port, "devices": list(spot.devices)},
                 replaces=replaces,
             )

@@ -14,6 +14,7 @@ from controlplane.inbox import Inbox
 from controlplane.planning.explain import explaining
 from controlplane.planning.overlay import Overlay
 from controlplane.planning.view import FleetView, NodeView, ReplicaView
+from controlplane.planning.work import Measured
 from controlplane.publish.table import Publisher
 from controlplane.services import shown
 from controlplane.services.changes import Asked, Changed, Changes, Principal
@@ -334,7 +335,7 @@ class Fleet:
     def explain(self, principal: Principal, name: str) -> Plain:
         """Why a model is where it is, candidate by candidate (PLC-24). Raises ``Refused``."""
         model = self.known_model(principal, name)
-        told = finish(explaining(self._view(), model.name, self._clock.monotonic()))
+        told = finish(explaining(self._view(), model.name, self._clock.monotonic(), Measured(self._clock.monotonic)))
         return {
             "model": told.model,
             "state": told.state,

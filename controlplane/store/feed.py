@@ -25,7 +25,7 @@ T = TypeVar("T")
 MAX_RECORDS = 64
 """Records in one transaction."""
 
-MAX_BYTES = 256 * 1024
+MAX_BYTES = 1024 * 1024
 """Bytes of records in one transaction, beyond the first."""
 
 MAX_PENDING = 32 * 1024 * 1024

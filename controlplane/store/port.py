@@ -240,6 +240,16 @@ class RequestEntry:
 
 
 @dataclass(frozen=True, slots=True)
+class UsageOf:
+    """A batch of requests that a router's process ``boot`` reported under a number."""
+
+    source: str
+    boot: str
+    sequence: int
+    entries: Sequence[RequestEntry]
+
+
+@dataclass(frozen=True, slots=True)
 class UsageRow:
     """Use summed over a period (TEN-06). ``uncounted`` requests had no token counts: their
     tokens are unknown, not zero."""
@@ -466,6 +476,11 @@ class Usage(Protocol):
         if this batch of that router process was counted before (STO-03): sequences rise."""
         ...
 
+    def add_all(self, batches: Sequence[UsageOf], *, log: bool) -> int:
+        """The same for several, which costs less than one after the other; how many were
+        new."""
+        ...
+
     def rows(
         self,
         since: float,
@@ -493,7 +508,9 @@ class Usage(Protocol):
         since: float | None = None,
         until: float | None = None,
     ) -> Page[RequestEntry]:
-        """Logged requests, newest first. ``scope`` takes in all beneath."""
+        """Logged requests, newest first. ``scope`` takes in all beneath. So that a query
+        takes no longer than some hundredths of a second, a page may have fewer than
+        ``limit``, or none, and yet a ``next``; pages of the audit and of events too."""
         ...
 
     def request(self, request_id: str) -> RequestEntry | None:

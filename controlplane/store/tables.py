@@ -254,6 +254,7 @@ requests = Table(
     Index("requests_by_id", "id"),
     Index("requests_by_key", "key_id", "at"),
     Index("requests_by_model", "model", "at"),
+    Index("requests_by_scope", "scope", "at"),
 )
 
 FAILED = or_(requests.c.status >= literal_column("400"), requests.c.code != literal_column("''"))

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 
 from controlplane.store.feed import Appender
-from controlplane.store.port import RequestEntry, Transaction
+from controlplane.store.port import RequestEntry, Transaction, UsageOf
 from llmgw.runtime.clock import Clock
 from llmgw.wire.routing import RequestRecord, UsageBatch
 
@@ -112,6 +112,7 @@ class UsageIntake:
 def put(tx: Transaction, records: Sequence[bytes], *, log: bool) -> None:
     """Write spooled batches: sums, and each request if ``log``. A batch that was counted
     before does nothing."""
+    batches = []
     for record in records:
         spooled = _decoder.decode(record)
         batch = spooled.batch
@@ -119,7 +120,8 @@ def put(tx: Transaction, records: Sequence[bytes], *, log: bool) -> None:
         entries = tuple(
             _entry(spooled, item, min(max(made - item.ago, spooled.at - OLDEST), spooled.at)) for item in batch.records
         )
-        tx.usage.add(spooled.router, batch.boot, batch.sequence, entries, log=log)
+        batches.append(UsageOf(spooled.router, batch.boot, batch.sequence, entries))
+    tx.usage.add_all(batches, log=log)
 
 
 def _entry(spooled: Spooled, item: RequestRecord, at: float) -> RequestEntry:

@@ -89,7 +89,7 @@ def test_no_secret_in_the_open(cluster: Make, models: dict[str, Any]) -> None:
     for name, secret in c.secrets.items():
         assert not [line for line in watcher.seen if secret.encode() in line], name
 
-    given = {c.folder / "fleet-tokens.yaml", c.folder / "agent.token", c.folder / "router.token"}
+    given = {c.token_file, *(c.folder / name for name in ("fleet-tokens.yaml", "agent.token", "router.token"))}
     read = 0
     for file in c.folder.rglob("*"):
         if not file.is_file():

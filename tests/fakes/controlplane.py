@@ -31,7 +31,7 @@ from llmgw.wire.messages import (
 
 NODE_TOKEN = "at-0123456789abcdef0123456789"
 ROUTER_TOKEN = "rt-0123456789abcdef0123456789"
-DEADLINE = 10.0
+DEADLINE = 30.0
 
 CATALOG: dict[str, Any] = {
     "models": {

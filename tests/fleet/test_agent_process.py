@@ -141,7 +141,7 @@ def node(tmp_path, control):
     node.clean()
 
 
-def until(predicate, seconds=15):
+def until(predicate, seconds=45):
     deadline = time.monotonic() + seconds
     while not (value := predicate()):
         assert time.monotonic() < deadline, "never came true"

@@ -20,12 +20,10 @@ from controlplane.store.database import Database
 from controlplane.store.opening import backend_of
 from controlplane.store.sqlite import Sqlite
 from llmgw.demo.processes import end, marked
-from tests.fakes.postgresql import Server, postgresql_server
+from tests.fakes.postgresql import Server
 from tests.harness.ports import PortBlock
 from tests.harness.process import Process
 from tests.harness.waiting import until
-
-__all__ = ["postgresql_server"]
 
 ROOT = Path(__file__).resolve().parents[2]
 MARK = "LLMGW_TEST_INIT"

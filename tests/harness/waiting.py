@@ -7,10 +7,14 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
+PATIENCE = 3.0
+"""A busy machine may take this many times as long as a quiet one."""
+
+
 def until(condition: Callable[[], T], seconds: float = 15.0, what: str = "", every: float = 0.03) -> T:
     """The condition's first true value. An ``AssertionError`` inside it counts as not yet;
     the last one, or ``what``, explains the failure."""
-    limit = time.monotonic() + seconds
+    limit = time.monotonic() + seconds * PATIENCE
     while True:
         detail = ""
         try:
@@ -21,5 +25,5 @@ def until(condition: Callable[[], T], seconds: float = 15.0, what: str = "", eve
         except AssertionError as error:
             detail = str(error)
         if time.monotonic() > limit:
-            raise AssertionError(f"not within {seconds:g} s: {what or 'the condition'}; {detail}")
+            raise AssertionError(f"not within {seconds * PATIENCE:g} s: {what or 'the condition'}; {detail}")
         time.sleep(every)

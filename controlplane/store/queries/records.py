@@ -3,11 +3,23 @@
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import Row, select
+from sqlalchemy import ColumnElement, Row, select, true
 
 from controlplane.store.port import AuditEntry, EventEntry, IdempotencyRecord, Page
-from controlplane.store.queries.sql import Sql, cut, page, whole
+from controlplane.store.queries.scan import Condition, Pages, Way, equal
+from controlplane.store.queries.sql import Sql, cut, whole
 from controlplane.store.tables import audit, events, idempotency
+
+_AUDIT = Pages(audit, (audit.c.id,))
+_EVENTS = Pages(events, (events.c.at, events.c.id))
+
+
+def _all(_columns: Any) -> ColumnElement[bool]:
+    return true()
+
+
+def _named(**values: str | None) -> list[Condition]:
+    return [equal(name, value) for name, value in values.items() if value is not None]
 
 
 class AuditQueries:
@@ -44,15 +56,12 @@ class AuditQueries:
         until: float | None = None,
     ) -> Page[AuditEntry]:
         """See the port."""
-        statement = select(audit)
-        for column, value in ((audit.c.user_name, user), (audit.c.kind, kind), (audit.c.target, target)):
-            if value is not None:
-                statement = statement.where(column == value)
+        rest = _named(user_name=user, kind=kind, target=target)
         if since is not None:
-            statement = statement.where(audit.c.at >= since)
+            rest.append(lambda columns: columns["at"] >= since)
         if until is not None:
-            statement = statement.where(audit.c.at < until)
-        return page(self._sql, statement, order=(audit.c.id,), limit=limit, cursor=cursor, make=_entry)
+            rest.append(lambda columns: columns["at"] < until)
+        return _AUDIT.read(self._sql, [Way((_all,), rest)], _entry, limit=limit, cursor=cursor)
 
     def drop_before(self, moment: float, limit: int) -> int:
         """See the port."""
@@ -127,15 +136,13 @@ class EventQueries:
         until: float | None = None,
     ) -> Page[EventEntry]:
         """See the port."""
-        statement = select(events)
-        for column, value in ((events.c.model, model), (events.c.node, node), (events.c.kind, kind)):
-            if value is not None:
-                statement = statement.where(column == value)
+        bounds: list[ColumnElement[bool]] = []
         if since is not None:
-            statement = statement.where(events.c.at >= since)
+            bounds.append(events.c.at >= since)
         if until is not None:
-            statement = statement.where(events.c.at < until)
-        return page(self._sql, statement, order=(events.c.at, events.c.id), limit=limit, cursor=cursor, make=_event)
+            bounds.append(events.c.at < until)
+        way = Way((_all,), _named(model=model, node=node, kind=kind))
+        return _EVENTS.read(self._sql, [way], _event, limit=limit, cursor=cursor, bounds=bounds)
 
     def drop_before(self, moment: float, limit: int) -> int:
         """See the port."""

@@ -6,13 +6,29 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from functools import cache
+from typing import Any, NamedTuple
 
-from sqlalchemy import Column, ColumnElement, Connection, Row, Select, String, Table, func, or_, select, tuple_
+from sqlalchemy import (
+    ARRAY,
+    JSON,
+    Column,
+    ColumnElement,
+    Connection,
+    Row,
+    String,
+    Table,
+    Text,
+    cast,
+    func,
+    literal,
+    or_,
+    select,
+    tuple_,
+)
 
-from controlplane.store.port import BadCursor, Duplicate, Page
+from controlplane.store.port import BadCursor, Duplicate
 
-T = TypeVar("T")
 Values = dict[str, Any]
 _UNSTORABLE = re.compile("[\0\ud800-\udfff]")
 """What a text in a database cannot hold: NUL, and halves of surrogate pairs."""
@@ -47,6 +63,28 @@ class Sql:
         if not self.rows(statement.returning(*table.primary_key)):
             raise Duplicate(what)
 
+    def add_many(
+        self, table: Table, rows: Sequence[Values], finish: Callable[[Any], Any] = lambda insert: insert
+    ) -> None:
+        """Add many rows with the same columns; ``finish`` adds an ON CONFLICT to the
+        statement. PostgreSQL is handed a column at a time, which it takes several times as
+        fast as rows."""
+        if self.connection.dialect.name != "postgresql":
+            self.connection.execute(finish(self.insert(table)), rows)
+            return
+        names = list(rows[0])
+        kinds = {name: _array_item(table.c[name]) for name in names}
+        arrays = [
+            cast(
+                literal([kinds[name].plain(row[name]) for row in rows], ARRAY(kinds[name].kind)),
+                ARRAY(kinds[name].kind),
+            )
+            for name in names
+        ]
+        source = func.unnest(*arrays).table_valued(*names, name="given").render_derived()
+        chosen = select(*(kinds[name].back(source.c[name]) for name in names))
+        self.connection.execute(finish(self.insert(table).from_select(names, chosen)))
+
     def drop_before(self, table: Table, column: Column[Any], moment: float, limit: int) -> int:
         """Delete at most ``limit`` rows whose ``column`` is less, lowest first."""
         keys = tuple(table.primary_key)
@@ -55,7 +93,21 @@ class Sql:
         return self.connection.execute(table.delete().where(key.in_(chosen))).rowcount
 
 
-def beneath(column: Column[str], path: str) -> ColumnElement[bool]:
+class _Item(NamedTuple):
+    """How a column's values travel in an array."""
+
+    kind: Any
+    plain: Callable[[Any], Any] = lambda value: value
+    back: Callable[[Any], Any] = lambda column: column
+
+
+def _array_item(column: Column[Any]) -> _Item:
+    if isinstance(column.type, JSON):
+        return _Item(Text(), lambda value: None if value is None else to_json(value), lambda given: cast(given, JSON))
+    return _Item(Text() if isinstance(column.type, String) else column.type)
+
+
+def beneath(column: ColumnElement[str], path: str) -> ColumnElement[bool]:
     """Whether a scope is ``path`` or lies in it. Not LIKE: SQLite's knows no case."""
     prefix = f"{path}/"
     return or_(column == path, func.substr(column, 1, len(prefix)) == prefix)
@@ -64,31 +116,21 @@ def beneath(column: Column[str], path: str) -> ColumnElement[bool]:
 # ---------------------------------------------------------------- pages
 
 
-def page(
-    sql: Sql,
-    statement: Select[Any],
-    *,
-    order: tuple[Column[Any], ...],
-    limit: int,
-    cursor: str | None,
-    make: Callable[[Row[Any]], T],
-) -> Page[T]:
-    """The next ``limit`` rows, greatest first by ``order`` (one or two columns, unique
-    together). Rows that come in between neither repeat nor hide others."""
-    if cursor is not None:
-        place = _read_cursor(cursor, order)
-        first = order[0]
-        if len(order) == 1:
-            statement = statement.where(first < place[0])
-        else:
-            statement = statement.where(first <= place[0], or_(first < place[0], order[1] < place[1]))
-    rows = sql.rows(statement.order_by(*(column.desc() for column in order)).limit(limit + 1))
-    more = len(rows) > limit
-    following = _cursor([getattr(rows[limit - 1], column.name) for column in order]) if more and limit else None
-    return Page(tuple(make(row) for row in rows[:limit]), following)
+def after(order: tuple[Column[Any], ...], cursor: str | None) -> list[ColumnElement[bool]]:
+    """What holds of the rows beyond a cursor, greatest first by ``order`` (one or two
+    columns, unique together). Rows that come in between neither repeat nor hide others.
+    Raises ``BadCursor``."""
+    if cursor is None:
+        return []
+    place = _read_cursor(cursor, order)
+    first = order[0]
+    if len(order) == 1:
+        return [first < place[0]]
+    return [first <= place[0], or_(first < place[0], order[1] < place[1])]
 
 
-def _cursor(place: list[Any]) -> str:
+def cursor_of(place: list[Any]) -> str:
+    """The cursor of a row: the values that the order is by."""
     return base64.urlsafe_b64encode(json.dumps(place).encode()).decode().rstrip("=")
 
 
@@ -120,9 +162,22 @@ def _fits(value: Any, column: Column[Any]) -> bool:
 def cut(table: Table, values: Values) -> Values:
     """Values of a record, its texts cleaned and cut to what the columns take: what happened
     is told as far as it goes rather than not at all."""
+    limits = limits_of(table)
     return {
-        name: _cut(value, _length(table, name)) if isinstance(value, str) else value for name, value in values.items()
+        name: shortened(value, limits.get(name)) if isinstance(value, str) else value for name, value in values.items()
     }
+
+
+@cache
+def limits_of(table: Table) -> Mapping[str, int]:
+    """How many characters each of its columns of text takes."""
+    return {column.name: length for column in table.c if (length := _length(table, column.name)) is not None}
+
+
+def shortened(text: str, limit: int | None) -> str:
+    """A text as a column of ``limit`` characters takes it."""
+    fits = text if text.isascii() and "\0" not in text else _clean(text)
+    return fits if limit is None or len(fits) <= limit else f"{fits[: limit - 1]}…"
 
 
 def whole(table: Table, values: Values) -> Values:
@@ -144,11 +199,6 @@ def whole(table: Table, values: Values) -> Values:
 def _length(table: Table, name: str) -> int | None:
     kind = table.c[name].type
     return kind.length if isinstance(kind, String) else None
-
-
-def _cut(text: str, limit: int | None) -> str:
-    text = _clean(text)
-    return text if limit is None or len(text) <= limit else f"{text[: limit - 1]}…"
 
 
 def _clean(text: str) -> str:

@@ -3,15 +3,26 @@
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from sqlalchemy import BigInteger, ColumnElement, Row, Select, cast, func, not_, select
+from sqlalchemy import BigInteger, ColumnElement, Row, cast, func, not_, or_, select, true
 
-from controlplane.store.port import Page, RequestEntry, UsageRow
-from controlplane.store.queries.sql import Sql, beneath, cut, page
+from controlplane.store.port import Page, RequestEntry, UsageOf, UsageRow
+from controlplane.store.queries.scan import Condition, Pages, Way, equal
+from controlplane.store.queries.sql import Sql, beneath, cut, limits_of, shortened
 from controlplane.store.tables import FAILED, requests, usage, usage_sources
 
 HOUR = 3600
 DAY = 24 * HOUR
 COUNTS = ("requests", "failed", "prompt_tokens", "completion_tokens", "cached_tokens", "uncounted")
+FAULT = 400
+"""Status from which on a request failed."""
+
+MOST_SCOPES = 256
+"""Scopes whose requests are merged one by one."""
+
+_LIMITS = limits_of(requests)
+_KEY, _SCOPE, _MODEL = (_LIMITS[name] for name in ("key_id", "scope", "model"))
+_USAGE = ("start", "key_id", "scope", "model", *COUNTS)
+_REQUESTS = Pages(requests, (requests.c.at, requests.c.number))
 
 By = Literal["key", "scope", "model", "day", "hour"]
 
@@ -24,26 +35,26 @@ class UsageQueries:
 
     def add(self, source: str, boot: str, sequence: int, entries: Sequence[RequestEntry], *, log: bool) -> bool:
         """See the port."""
-        if not self._is_new(source, boot, sequence, max((entry.at for entry in entries), default=None)):
-            return False
-        rows = [_request_values(entry) for entry in entries]
-        if not rows:
-            return True
-        upsert = self._sql.insert(usage)
-        summed = {name: usage.c[name] + upsert.excluded[name] for name in COUNTS}
-        upsert = upsert.on_conflict_do_update(index_elements=list(usage.primary_key), set_=summed)
-        self._sql.connection.execute(upsert, _by_hour(rows))
-        if log:
-            self._sql.connection.execute(requests.insert(), rows)
-        return True
+        return self.add_all((UsageOf(source, boot, sequence, entries),), log=log) == 1
 
-    def _is_new(self, source: str, boot: str, sequence: int, at: float | None) -> bool:
-        values = cut(usage_sources, {"source": source, "boot": boot, "sequence": sequence, "at": at or 0.0})
-        statement = self._sql.insert(usage_sources).values(values)
+    def add_all(self, batches: Sequence[UsageOf], *, log: bool) -> int:
+        """See the port."""
+        fresh = [batch for batch in batches if self._is_new(batch)]
+        entries = [entry for batch in fresh for entry in batch.entries]
+        if entries:
+            self._sql.add_many(usage, _by_hour(entries), _adding)
+            if log:
+                self._sql.add_many(requests, [_request_values(entry) for entry in entries])
+        return len(fresh)
+
+    def _is_new(self, batch: UsageOf) -> bool:
+        at = max((entry.at for entry in batch.entries), default=None)
+        named = {"source": batch.source, "boot": batch.boot, "sequence": batch.sequence, "at": at or 0.0}
+        statement = self._sql.insert(usage_sources).values(cut(usage_sources, named))
         statement = statement.on_conflict_do_update(
             index_elements=["source", "boot"],
-            set_={"sequence": sequence} if at is None else {"sequence": sequence, "at": at},
-            where=usage_sources.c.sequence < sequence,
+            set_={"sequence": batch.sequence} if at is None else {"sequence": batch.sequence, "at": at},
+            where=usage_sources.c.sequence < batch.sequence,
         )
         return bool(self._sql.rows(statement.returning(usage_sources.c.sequence)))
 
@@ -96,22 +107,41 @@ class UsageQueries:
         until: float | None = None,
     ) -> Page[RequestEntry]:
         """See the port."""
-        statement: Select[Any] = select(requests)
-        equal = ((requests.c.key_id, key), (requests.c.model, model), (requests.c.replica, replica))
-        for column, value in equal:
-            if value is not None:
-                statement = statement.where(column == value)
-        if scope is not None:
-            statement = statement.where(beneath(requests.c.scope, scope))
-        if failed is not None:
-            statement = statement.where(FAILED if failed else not_(FAILED))
+        bounds: list[ColumnElement[bool]] = []
         if since is not None:
-            statement = statement.where(requests.c.at >= since)
+            bounds.append(requests.c.at >= since)
         if until is not None:
-            statement = statement.where(requests.c.at < until)
-        return page(
-            self._sql, statement, order=(requests.c.at, requests.c.number), limit=limit, cursor=cursor, make=_request
+            bounds.append(requests.c.at < until)
+        # In the order of how few rows they are likely to leave.
+        ways: list[tuple[Sequence[Condition], Condition]] = []
+        if key is not None:
+            ways.append(((equal("key_id", key),), equal("key_id", key)))
+        if failed:
+            ways.append(((_has_failed,), _has_failed))
+        if scope is not None:
+            ways.append((self._scopes_of(scope), lambda columns: beneath(columns["scope"], scope)))
+        if model is not None:
+            ways.append(((equal("model", model),), equal("model", model)))
+        rest: list[Condition] = []
+        if replica is not None:
+            rest.append(equal("replica", replica))
+        if failed is False:
+            rest.append(lambda columns: not_(_has_failed(columns)))
+        each = [Way(s, [*(other for _, other in ways[:i] + ways[i + 1 :]), *rest]) for i, (s, _) in enumerate(ways)]
+        return _REQUESTS.read(
+            self._sql, each or [Way((_all,), rest)], _request, limit=limit, cursor=cursor, bounds=bounds
         )
+
+    def _scopes_of(self, scope: str) -> Sequence[Condition]:
+        """A stream for each scope of the log that is ``scope`` or lies in it; found by
+        stepping through the index from one to the next."""
+        found = select(func.min(requests.c.scope).label("scope")).cte("found", recursive=True)
+        following = select(func.min(requests.c.scope)).where(requests.c.scope > found.c.scope)
+        found = found.union_all(select(following.correlate(found).scalar_subquery()).where(found.c.scope.is_not(None)))
+        rows = self._sql.rows(select(found.c.scope).where(beneath(found.c.scope, scope)).limit(MOST_SCOPES + 1))
+        if len(rows) > MOST_SCOPES:  # so many that the rows of all are the quicker way
+            return (lambda columns: beneath(columns["scope"], scope),)
+        return [equal("scope", row.scope) for row in rows]
 
     def request(self, request_id: str) -> RequestEntry | None:
         """See the port."""
@@ -134,25 +164,46 @@ def _hour(moment: float) -> int:
     return int(moment // HOUR) * HOUR
 
 
-def _failed(values: dict[str, Any]) -> bool:
-    return bool(values["status"] >= 400 or values["code"] != "")
+def _adding(insert: Any) -> Any:
+    """Add to the sums that are there."""
+    summed = {name: usage.c[name] + insert.excluded[name] for name in COUNTS}
+    return insert.on_conflict_do_update(index_elements=list(usage.primary_key), set_=summed)
 
 
-def _by_hour(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The rows summed by hour, key, scope and model: one row of ``usage`` each."""
-    sums: dict[tuple[int, str, str, str], dict[str, int]] = {}
-    for row in rows:
-        group = (_hour(row["at"]), row["key_id"], row["scope"], row["model"])
-        total = sums.setdefault(group, dict.fromkeys(COUNTS, 0))
-        total["requests"] += 1
-        total["failed"] += _failed(row)
-        for name in ("prompt_tokens", "completion_tokens", "cached_tokens"):
-            total[name] += row[name] or 0
-        total["uncounted"] += row["prompt_tokens"] is None and row["completion_tokens"] is None
-    return [
-        {"start": start, "key_id": key, "scope": scope, "model": model, **total}
-        for (start, key, scope, model), total in sums.items()
-    ]
+def _all(_columns: Any) -> ColumnElement[bool]:
+    return true()
+
+
+def _has_failed(columns: Any) -> ColumnElement[bool]:
+    """``FAILED`` of the table, which has an index, or of a query's columns."""
+    return FAILED if columns is requests.c else or_(columns["status"] >= FAULT, columns["code"] != "")
+
+
+def _by_hour(entries: Sequence[RequestEntry]) -> list[dict[str, Any]]:
+    """Sums by hour, key, scope and model: one row of ``usage`` each."""
+    sums: dict[tuple[int, str, str, str], list[int]] = {}
+    for entry in entries:
+        group = (_hour(entry.at), entry.key, entry.scope, entry.model)
+        total = sums.get(group)
+        if total is None:
+            total = sums[group] = [0] * len(COUNTS)
+        prompt, completion = entry.prompt_tokens, entry.completion_tokens
+        total[0] += 1
+        total[1] += entry.status >= FAULT or entry.code != ""
+        total[2] += prompt or 0
+        total[3] += completion or 0
+        total[4] += entry.cached_tokens or 0
+        total[5] += prompt is None and completion is None
+    rows: dict[tuple[int, str, str, str], dict[str, Any]] = {}
+    for (start, key, scope, model), total in sums.items():
+        place = (start, shortened(key, _KEY), shortened(scope, _SCOPE), shortened(model, _MODEL))
+        row = rows.get(place)
+        if row is None:
+            row = rows[place] = dict(zip(_USAGE, (*place, *total), strict=True))
+        else:  # two names that are one when cut
+            for name, count in zip(COUNTS, total, strict=True):
+                row[name] += count
+    return list(rows.values())
 
 
 def _usage(row: Row[Any], named: tuple[str, ...]) -> UsageRow:
@@ -167,25 +218,25 @@ def _usage(row: Row[Any], named: tuple[str, ...]) -> UsageRow:
 
 
 def _request_values(entry: RequestEntry) -> dict[str, Any]:
-    values = {
+    return {
         "at": entry.at,
-        "id": entry.id,
-        "key_id": entry.key,
-        "scope": entry.scope,
-        "model": entry.model,
-        "asked": entry.asked,
+        "id": shortened(entry.id, _LIMITS["id"]),
+        "key_id": shortened(entry.key, _KEY),
+        "scope": shortened(entry.scope, _SCOPE),
+        "model": shortened(entry.model, _MODEL),
+        "asked": shortened(entry.asked, _LIMITS["asked"]),
         "status": entry.status,
-        "code": entry.code,
-        "router": entry.router,
-        "replica": entry.replica,
+        "code": shortened(entry.code, _LIMITS["code"]),
+        "router": shortened(entry.router, _LIMITS["router"]),
+        "replica": shortened(entry.replica, _LIMITS["replica"]),
         "stream": entry.stream,
         "first_byte": entry.first_byte,
         "duration": entry.duration,
         "prompt_tokens": entry.prompt_tokens,
         "completion_tokens": entry.completion_tokens,
         "cached_tokens": entry.cached_tokens,
+        "retried": list(entry.retried) or None,
     }
-    return cut(requests, values) | {"retried": list(entry.retried) or None}
 
 
 def _request(row: Row[Any]) -> RequestEntry:

@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import os
 import re
+import select
 import signal
 import socket
 import subprocess
@@ -20,6 +21,7 @@ import yaml
 from llmgw.wire.routing import Endpoint, RoutedKey, RoutedModel, RouteTable
 from tests.fakes.route_server import RouteServer
 from tests.fakes.upstream import FakeUpstream
+from tests.harness.waiting import PATIENCE
 
 ROOT = Path(__file__).parents[3]
 TOKEN = "rt-0123456789abcdef0123456789abcdef"
@@ -28,12 +30,12 @@ KEY = "sk-llmgw-0123456789abcdef0123456789abcdef"
 
 def until(condition: Callable[[], Any], seconds: float = 10.0, what: str = "") -> Any:
     """The first true value of ``condition``; fails after ``seconds``."""
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + seconds * PATIENCE
     while True:
         value = condition()
         if value:
             return value
-        assert time.monotonic() < deadline, f"waited {seconds} s for {what or condition}"
+        assert time.monotonic() < deadline, f"waited {seconds * PATIENCE:g} s for {what or condition}"
         time.sleep(0.01)
 
 
@@ -111,7 +113,7 @@ class Router:
         """SIGTERM and the exit status."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(20)
+        return self.process.wait(40)
 
     def __enter__(self) -> "Router":
         return self
@@ -156,7 +158,7 @@ class Client:
         self.sock = socket.socket()
         if receive_buffer:
             self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
-        self.sock.settimeout(15)
+        self.sock.settimeout(30)
         self.sock.connect(("127.0.0.1", port))
         self.buffer = b""
 
@@ -186,6 +188,10 @@ class Client:
             data = b""
         self.buffer += data
         return data
+
+    def readable(self) -> bool:
+        """Whether something has come, or the end."""
+        return bool(select.select([self.sock], [], [], 0)[0])
 
     def read_until(self, text: bytes) -> bytes:
         while text not in self.buffer:

@@ -273,7 +273,7 @@ def test_a_handshake_that_is_not_answered(tmp_path):
     mute, upstream = Mute(), FakeUpstream("m2")
     table = table_of(model(provider(mute, tls=True)), model(provider(upstream, tls=False, name="ext2"), name="other"))
     with (
-        Router(tmp_path, table, timeouts={"connect_external": "1s"}) as router,
+        Router(tmp_path, table, timeouts={"connect_external": "2s"}) as router,
         router.connect() as client,
         router.connect() as other,
     ):
@@ -281,11 +281,11 @@ def test_a_handshake_that_is_not_answered(tmp_path):
         client.post(CHAT)
         other.post('{"model":"other"}')
         assert other.answer().status == 200
-        assert time.monotonic() - began < 0.9
+        assert not client.readable(), "the other did not wait for this one"
         answer = client.answer()
         assert (answer.status, answer.code) == (502, "upstream_error")
         assert "handshake in time" in answer.json["error"]["message"]
-        assert 0.9 < time.monotonic() - began < 5
+        assert 1.9 < time.monotonic() - began < 10
     mute.stop()
     upstream.stop()
 

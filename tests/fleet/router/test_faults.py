@@ -382,7 +382,7 @@ def test_silence_before_the_answer(client, upstreams, body):
     client.post(body % "two")
     answer = client.answer()
     assert (answer.status, answer.code) == (504, "upstream_timeout")
-    assert time.monotonic() - started < 2
+    assert time.monotonic() - started < 10
     assert sum(received(upstreams)) == before + 1
 
 

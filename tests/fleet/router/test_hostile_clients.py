@@ -30,7 +30,10 @@ def upstream():
 
 @pytest.fixture(scope="module")
 def router(tmp_path_factory, upstream):
-    with Router(tmp_path_factory.mktemp("router"), table(upstream), limits={"connections": 32}) as one:
+    patient = {"header": "60s", "keep_alive": "120s"}  # so that time alone ends nobody here
+    with Router(
+        tmp_path_factory.mktemp("router"), table(upstream), limits={"connections": 32}, timeouts=patient
+    ) as one:
         yield one
 
 
@@ -46,7 +49,7 @@ def test_a_refusal_does_not_wait_for_a_body_that_does_not_come(router):
         assert (answer.status, answer.headers["connection"]) == (status, "close")
         assert client.more() == b""
         client.sock.close()
-    assert time.monotonic() - started < 8
+    assert time.monotonic() - started < 24
     assert "failed" not in router.log.read_text()
 
 
@@ -101,7 +104,7 @@ def test_an_idle_crowd_keeps_nobody_out(router, sent):
             crowd.append(router.connect())
             crowd[-1].send(sent)
         assert router.get("/healthz").status == 200
-        assert time.monotonic() - started < 7
+        assert time.monotonic() - started < 20
     finally:
         for client in crowd:
             client.sock.close()

@@ -121,7 +121,7 @@ def test_slot_comes_back_when_the_client_leaves(router, upstream, body, when, re
     client.sock.close()
     left = time.monotonic()
     served_again(router)
-    assert time.monotonic() - left < 1.0
+    assert time.monotonic() - left < 5, "the engine would be busy for ever"
 
 
 def test_answers_about_the_request_are_no_failures(router, upstream):

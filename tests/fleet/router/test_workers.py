@@ -128,7 +128,7 @@ def test_a_stop_while_workers_start(tmp_path, upstream):
         until(lambda: len(router.workers) == 4, 5, "one more worker")
         started = time.monotonic()
         assert router.stop() == 0
-        assert time.monotonic() - started < 5
+        assert time.monotonic() - started < 15
 
 
 def test_a_stream_is_not_waited_for_for_ever(tmp_path, upstream):
@@ -138,7 +138,7 @@ def test_a_stream_is_not_waited_for_for_ever(tmp_path, upstream):
         busy = held_stream(router, upstream, release)
         started = time.monotonic()
         assert router.stop() == 0
-        assert time.monotonic() - started < 5
+        assert time.monotonic() - started < 15
         assert "answers cut at the end of the drain" in router.log.read_text()
         assert not busy.answer().complete
         release.set()

@@ -56,7 +56,9 @@ def test_files_name_only_known_hosts() -> None:
         for host in HOSTS.findall(file.read_text(errors="replace")):
             bare = host.rstrip(".").lower()
             placeholder = any(mark in bare for mark in "{}$") or "." not in bare.strip("[]")
-            reserved = bare.endswith((".example", ".example.com", ".example.org", ".test", ".invalid", ".local", ".internal"))
+            reserved = bare.endswith(
+                (".example", ".example.com", ".example.org", ".test", ".invalid", ".local", ".internal")
+            )
             loopback = re.fullmatch(r"127\.\d+\.\d+\.\d+|0\.0\.0\.0|10\.\d+\.\d+\.\d+|192\.0\.2\.\d+", bare)
             if bare not in KNOWN_HOSTS and not (placeholder or reserved or loopback):
                 found.append(f"{_name(file)}: {host}")

@@ -7,10 +7,12 @@ import pytest
 
 from controlplane.catalog.model import Catalog
 from controlplane.events import Cordon
+from controlplane.planning.candidates import Candidates
 from controlplane.planning.explain import explain
 from controlplane.planning.overlay import Overlay
-from controlplane.planning.placement import Work, choose, refusal
+from controlplane.planning.placement import choose
 from controlplane.planning.view import FleetView, ModelHealth, NodeView, ReplicaView, Settling, ShardView
+from controlplane.planning.work import Work
 from llmgw.wire.errors import REASON
 from llmgw.wire.messages import Cpu, Device, EngineInstall, PortRange
 from tests.unit.controlplane.core.harness import GIB, catalog_of, gpus, inventory, spec
@@ -57,7 +59,7 @@ def running(view: FleetView, node_id: str, replica_id: str, **changes) -> None:
 
 
 def place(view: FleetView, name: str = "tiny"):
-    work = choose(view, Overlay(view), view.catalog.models[name], sorted(view.nodes), work=Work(), now=NOW)
+    work = choose(view, Overlay(view), Candidates(), view.catalog.models[name], work=Work(), now=NOW)
     while True:
         try:
             next(work)
@@ -68,7 +70,7 @@ def place(view: FleetView, name: str = "tiny"):
 def why(view: FleetView) -> list[tuple[str, str]]:
     choice = place(view)
     assert choice.spot is None
-    return [(reason.code, reason.message) for verdict in choice.verdicts for reason in verdict.reasons]
+    return [(reason.code, reason.message) for verdict in choice.refusal().verdicts for reason in verdict.reasons]
 
 
 def cordoned(view):
@@ -368,7 +370,7 @@ def test_the_refusal_names_the_nearest_candidate():
         n3=inventory(engines=()),
     )
     cordoned(view)
-    said = refusal(view.catalog.models["tiny"], place(view).verdicts)
+    said = place(view).refusal()
     assert said.code == "memory_claimed"
     assert said.message == (
         "needs 48.0 GB memory, 40.0 of 40.0 GB free after claims (node n2); no better on 2 other nodes: "

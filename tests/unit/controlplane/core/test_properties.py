@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from controlplane.catalog.model import Catalog, Model, Profile, Scaling
 from controlplane.events import Cordon
 from controlplane.planning.check import check
+from controlplane.planning.explain import explain
 from controlplane.planning.overlay import Overlay
-from controlplane.planning.placement import Work, choose
 from controlplane.planning.plan import Place, Plan
 from controlplane.planning.policy import LoopSettings
 from controlplane.planning.reconcile import plan
@@ -227,13 +227,7 @@ def test_placements_break_no_constraint(view):
 def test_every_candidate_is_chosen_fits_or_has_a_reason(view):
     """PLC-24: explanations are complete, and at most one candidate is chosen."""
     for model in view.catalog.models.values():
-        work = choose(view, Overlay(view), model, sorted(view.nodes), work=Work(), now=10.0)
-        while True:
-            try:
-                next(work)
-            except StopIteration as done:
-                choice = done.value
-                break
+        choice = explain(view, model.name, 10.0)
         expected = {(p.name, n) for p in model.profiles for n in view.nodes}
         assert {(v.profile, v.node_id) for v in choice.verdicts} == expected
         for verdict in choice.verdicts:

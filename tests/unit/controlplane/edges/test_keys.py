@@ -69,7 +69,7 @@ def test_a_commit_of_unknown_outcome_is_learned_later(keys, monkeypatch: pytest.
     assert refused.value.code == "store_unavailable" and "not known yet" in str(refused.value)
     assert service.all() == ()
     monkeypatch.setattr(SlowCommit, "delay", 0.0)
-    with gevent.Timeout(5):
+    with gevent.Timeout(20):
         while not service.all():
             gevent.sleep(0.02)
     assert [key.id for key in service.all()] == [key.id for key in decode_table(publisher.body).keys]

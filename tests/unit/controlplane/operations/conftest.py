@@ -1,11 +1,5 @@
-"""The same databases as the store's own tests have."""
+"""The same store as the store's own tests have."""
 
-from tests.unit.controlplane.store.conftest import (
-    bare,
-    place,
-    postgresql_empty,
-    postgresql_server,
-    sqlite_template,
-)
+from tests.unit.controlplane.store.conftest import place, sqlite_template
 
-__all__ = ["bare", "place", "postgresql_empty", "postgresql_server", "sqlite_template"]
+__all__ = ["place", "sqlite_template"]

@@ -13,9 +13,8 @@ from controlplane.store.port import StoreUnavailable
 from controlplane.store.spool import DAMAGED, Spool, SpoolFull
 from controlplane.usage.intake import MAX_UNKNOWN, MOST_TOKENS, OLDEST, OTHER, UsageIntake, put
 from llmgw.runtime.clock import ManualClock
-from llmgw.runtime.stall import StallDetector
 from llmgw.wire.routing import RequestRecord, UsageBatch
-from tests.unit.controlplane.store.places import Place
+from tests.unit.controlplane.store.places import Place, hub_is_free, sqlite_place
 
 MODELS = ("big", "small")
 
@@ -133,25 +132,21 @@ def test_a_crash_between_commit_and_drop_counts_once(place: Place, tmp_path: Pat
 
 def test_a_locked_store_is_waited_for(tmp_path: Path, lines, sqlite_template: Path) -> None:
     """STO-03: batches are taken while another process keeps the database locked; the hub is never held."""
-    from tests.unit.controlplane.store.places import sqlite_place
-
     with sqlite_place(tmp_path, sqlite_template) as place:
-        store = place.threads(timeout=1.0)
+        store = place.threads(timeout=2.0, busy_timeout=0.8)
         line = lines(tmp_path, store)
-        detector = StallDetector().start()
         other = sqlite3.connect(tmp_path / "llmgw.db", isolation_level=None)
         other.execute("BEGIN IMMEDIATE")
-        for sequence in range(1, 51):
-            line.intake.take("router-1", batch(sequence))
-        while not line.feeder.failing:
-            gevent.sleep(0.01)
-        assert "locked" in line.feeder.failing and line.spool.bytes_waiting > 0
-        other.execute("ROLLBACK")
-        other.close()
-        assert line.feeder.drain(30)
+        with hub_is_free():
+            for sequence in range(1, 51):
+                line.intake.take("router-1", batch(sequence))
+            while not line.feeder.failing:
+                gevent.sleep(0.01)
+            assert "locked" in line.feeder.failing and line.spool.bytes_waiting > 0
+            other.execute("ROLLBACK")
+            other.close()
+            assert line.feeder.drain(30)
         assert counted(store) == 50 and line.feeder.failing == "" and line.spool.bytes_waiting == 0
-        detector.stop()
-        assert detector.longest == 0.0
 
 
 class Away:

@@ -120,6 +120,6 @@ class World:
 
 def until(condition: Callable[[], bool]) -> None:
     """Let other greenlets work until it is true."""
-    with gevent.Timeout(10, AssertionError("it did not come true")):
+    with gevent.Timeout(30, AssertionError("it did not come true")):
         while not condition():
             gevent.sleep(0.005)

@@ -14,9 +14,6 @@ from controlplane.store.sqlite import Sqlite
 from llmgw.runtime.stall import StallDetector
 from tests.fakes.postgresql import Server
 
-KINDS = ("sqlite", "postgresql")
-
-
 HELD = 0.5
 """Seconds: a hub that is held this long was held by a call on the store; shorter stalls are a busy machine's."""
 

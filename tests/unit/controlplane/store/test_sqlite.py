@@ -6,7 +6,6 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,14 +15,8 @@ from controlplane.store.access import StoreThreads
 from controlplane.store.database import Database
 from controlplane.store.port import RequestEntry, StoreError, StoreUnavailable, Transaction
 from controlplane.store.sqlite import Sqlite
-from tests.unit.controlplane.store.places import Place, hub_is_free, sqlite_place
+from tests.unit.controlplane.store.places import Place, hub_is_free
 from tests.unit.controlplane.store.test_identity import key
-
-
-@pytest.fixture
-def place(tmp_path: Path, sqlite_template: Path) -> Iterator[Place]:
-    with sqlite_place(tmp_path, sqlite_template) as made:
-        yield made
 
 
 @pytest.fixture

@@ -85,16 +85,20 @@ def test_a_reader_sees_what_was_kept_and_only_that(store: StoreThreads) -> None:
 def test_a_long_report_holds_up_no_change(store: StoreThreads) -> None:
     """STO-03: two threads, two connections."""
 
+    began, changed = threading.Event(), threading.Event()
+
     def report(tx: Transaction) -> int:
         before = len(tx.scopes.all())
-        time.sleep(0.3)
+        began.set()
+        assert changed.wait(10), "the change waits for the report"
         return before + len(tx.scopes.all())
 
-    reading = gevent.spawn(store.read, report)
-    gevent.sleep(0.05)
-    began = time.monotonic()
+    reading = gevent.spawn(store.read, report, 20.0)
+    with gevent.Timeout(10):
+        while not began.is_set():
+            gevent.sleep(0.005)
     store.write(lambda tx: tx.scopes.put(scope("a")))
-    assert time.monotonic() - began < 0.25
+    changed.set()
     assert reading.get() == 0, "and the report is of one moment"
 
 

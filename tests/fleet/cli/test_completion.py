@@ -9,7 +9,7 @@ import time
 import pytest
 
 from tests.fakes.controlplane import ControlPlane
-from tests.unit.cli.conftest import Run
+from tests.fleet.cli.conftest import Run
 
 
 def complete(line: str, control_plane: ControlPlane | None = None, **environment: str) -> list[str]:
@@ -73,7 +73,7 @@ def test_an_api_that_is_absent_or_silent() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         began = time.monotonic()
         assert complete("llmgw ctl explain s", LLMGW_API=f"http://127.0.0.1:{silent.getsockname()[1]}") == []
-    assert 0.5 < time.monotonic() - began - alone < 5
+    assert time.monotonic() - began - alone < 15, "a command would wait a minute"
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

@@ -9,7 +9,7 @@ import requests
 
 from llmgw.wire.routing import RequestRecord, UsageBatch, encode
 from tests.fakes.controlplane import ROUTER_TOKEN, until
-from tests.unit.controlplane.resources.asking import SIM, Api
+from tests.fleet.controlplane.resources.asking import SIM, Api
 
 _sequence = count(1)
 

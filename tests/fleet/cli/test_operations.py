@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from llmgw.cli import main
 from tests.fakes.controlplane import ControlPlane
-from tests.unit.cli.test_commands import BECOME_OTHERS, commands
+from tests.fleet.cli.test_commands import BECOME_OTHERS, commands
 
 URL = "http://127.0.0.1:7000"
 

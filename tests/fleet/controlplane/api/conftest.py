@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.fakes.controlplane import ControlPlane
-from tests.unit.controlplane.api.client import ROLE_GRANTS, Client
+from tests.fleet.controlplane.api.client import ROLE_GRANTS, Client
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,7 @@ import pytest
 
 from llmgw.wire.messages import ShardChanged, ShardStatus, Start, Welcome
 from tests.fakes.controlplane import ControlPlane, until
-from tests.unit.controlplane.resources.asking import SIM, Api
+from tests.fleet.controlplane.resources.asking import SIM, Api
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 
 from controlplane.api.docs import STATIC
 from tests.fakes.controlplane import ControlPlane
-from tests.unit.controlplane.api.client import Client, problem
+from tests.fleet.controlplane.api.client import Client, problem
 
 PARTS = ("docs/start.js", "docs/page.css", "docs/swagger-ui.css", "docs/swagger-ui-bundle.js")
 

@@ -23,12 +23,6 @@ from tests.unit.controlplane.store.test_identity import key
 PASSWORD = "s3cret-Passw0rd"
 
 
-@pytest.fixture
-def place(postgresql_server: Server, postgresql_empty) -> Iterator[Place]:
-    with postgresql_place(postgresql_server, postgresql_empty()) as made:
-        yield made
-
-
 @pytest.fixture(scope="module")
 def own_server() -> Iterator[Server]:
     """A server that tests stop and start."""
@@ -317,7 +311,7 @@ def test_a_server_that_hangs_is_given_up(own_server: Server, own: Place, monkeyp
     try:
         with hub_is_free(), pytest.raises(StoreUnavailable, match=r"did not answer within 0\.8 s: nothing was changed"):
             store.write(lambda tx: tx.keys.add(key(2)), timeout=0.8)
-        with gevent.Timeout(5):
+        with gevent.Timeout(20):
             while store.waiting:
                 gevent.sleep(0.01)
     finally:
@@ -424,7 +418,7 @@ def test_a_server_that_is_not_there_at_the_start(tmp_path: Path) -> None:
     began = time.monotonic()
     with pytest.raises(StoreUnavailable, match=r"postgresql://ada@/llmgw \(socket in .*\): connection.*failed"):
         opening(f"postgresql://ada@/llmgw?host={tmp_path}")
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < 15
 
 
 def test_two_that_upgrade_at_once_do_it_once(own_server: Server, own: Place) -> None:

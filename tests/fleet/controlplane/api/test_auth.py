@@ -19,7 +19,7 @@ from controlplane.store.port import AdminToken, Grant, User
 from llmgw.runtime.clock import ManualClock
 from llmgw.runtime.settings import SettingsError
 from tests.fakes.controlplane import ControlPlane, until
-from tests.unit.controlplane.api.client import Client, problem
+from tests.fleet.controlplane.api.client import Client, problem
 
 # ---------------------------------------------------------------- the local token
 

@@ -11,7 +11,7 @@ import yaml
 from llmgw.wire.messages import ShardChanged, ShardExit, ShardExited, ShardStatus, Start, Stop, Welcome
 from llmgw.wire.routing import decode_table
 from tests.fakes.controlplane import ROUTER_TOKEN, ControlPlane, until
-from tests.unit.controlplane.resources.asking import SIM, Api
+from tests.fleet.controlplane.resources.asking import SIM, Api
 
 UNSAFE = {
     "scaling": {"min": 0, "max": 0},

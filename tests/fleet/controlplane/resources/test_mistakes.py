@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from tests.fakes.controlplane import ControlPlane
-from tests.unit.controlplane.resources.asking import Api
+from tests.fleet.controlplane.resources.asking import Api
 
 MISTAKES = sorted((Path(__file__).parent / "mistakes").glob("*.yaml"))
 

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from tests.fakes.controlplane import ControlPlane, until
-from tests.unit.cli.conftest import Run
+from tests.fleet.cli.conftest import Run
 from tests.unit.cli.terminal import Terminal
 
 OFF = ("--engine", "sim", "--source", "sim:", "--memory-gb", "1", "--min", "0", "--max", "0")

@@ -28,10 +28,24 @@ from controlplane.store.restore import replace
 from controlplane.store.sqlite import Sqlite
 from llmgw.runtime.clock import ManualClock, SystemClock
 from tests.unit.controlplane.operations.filled import filled, seen
-from tests.unit.controlplane.store.places import Place
+from tests.unit.controlplane.store.places import Place, postgresql_place, sqlite_place
+
+KINDS = ("sqlite", "postgresql")
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+@pytest.fixture(params=KINDS)
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
+    """A store with the newest schema and nothing in it, of either kind."""
+    if request.param == "sqlite":
+        with sqlite_place(tmp_path, request.getfixturevalue("sqlite_template")) as made:
+            yield made
+    else:
+        server, url = request.getfixturevalue("postgresql_server"), request.getfixturevalue("postgresql_empty")()
+        with postgresql_place(server, url) as made:
+            yield made
+
+
+@pytest.fixture(params=KINDS)
 def other(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[object]:
     """A second, bare database: a backend."""
     if request.param == "sqlite":

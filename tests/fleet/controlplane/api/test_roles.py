@@ -6,7 +6,7 @@ import pytest
 
 from controlplane.store.port import ROLES
 from tests.fakes.controlplane import ControlPlane
-from tests.unit.controlplane.api.client import Client, problem
+from tests.fleet.controlplane.api.client import Client, problem
 
 METHODS = ("get", "put", "post", "patch", "delete")
 

@@ -27,7 +27,7 @@ import requests
 import yaml
 
 from tests.fakes.controlplane import ControlPlane
-from tests.unit.controlplane.api.client import ROLE_GRANTS, Client
+from tests.fleet.controlplane.api.client import ROLE_GRANTS, Client
 
 HERE = Path(__file__).parent / "http"
 FIELDS = {"ask", "as", "headers", "query", "body", "raw", "answer", "holds", "lacks", "sends", "keep"}

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.fakes.controlplane import ControlPlane
-from tests.unit.controlplane.resources.asking import Api
+from tests.fleet.controlplane.resources.asking import Api
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,7 @@ import yaml
 from llmgw import __version__
 from llmgw.cli import main
 from tests.fakes.controlplane import ControlPlane, until
-from tests.unit.cli.conftest import Run
+from tests.fleet.cli.conftest import Run
 
 
 def commands(group: click.Group = main, path: tuple[str, ...] = ()) -> list[tuple[tuple[str, ...], click.Command]]:

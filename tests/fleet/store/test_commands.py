@@ -20,12 +20,10 @@ from controlplane.store.postgresql import Postgresql
 from controlplane.store.sqlite import Sqlite
 from llmgw.wire.messages import Start, Welcome
 from tests.fakes.controlplane import ControlPlane
-from tests.fakes.postgresql import Server, postgresql_server
+from tests.fakes.postgresql import Server
 from tests.unit.controlplane.operations.filled import filled, seen
 
-__all__ = ["postgresql_server"]
-
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def llmgw(*arguments: object, code: int = 0, **environment: str) -> subprocess.CompletedProcess[str]:
