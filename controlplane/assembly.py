@@ -82,7 +82,7 @@ def assemble(parts: Parts, kept: Remembered) -> Services:
             routers=parts.routers,
             refusals=lambda: parts.agents.refusals,
             journal=parts.journal,
-            more=(lambda: _of_spool(parts.background),),
+            more=(lambda: _of_background(parts.background),),
         ),
         keys=parts.keys,
         models=Models(
@@ -100,7 +100,7 @@ def assemble(parts: Parts, kept: Remembered) -> Services:
         scopes=scopes,
         labels=Labels(parts.view, inbox=inbox, store=store, changes=changes, labels=kept.labels),
         holds=Holds(fleet.inside, inbox=inbox, store=store, changes=changes, clock=clock, holds=kept.holds),
-        audit=Audit(store),
+        audit=Audit(store, clock),
         usage=parts.background.usage,
         catalog=parts.catalog,
         journal=parts.journal,
@@ -124,6 +124,7 @@ def _metrics(parts: Parts, fleet: Fleet) -> Metrics:
             agents=parts.agents,
             journal=parts.journal,
             store=parts.store,
+            background=parts.background,
             stall=parts.stall,
             clock=parts.clock,
             routers=parts.routers,
@@ -137,8 +138,6 @@ def _look(parts: Parts, source: str) -> SourceReport:
     return off_hub(check_source, source, options)
 
 
-def _of_spool(background: Background) -> Iterator[Problem]:
-    waiting = background.waiting_bytes
-    more = f" ({waiting / 1024**2:.1f} MB of usage wait)" if waiting else ""
-    for words in background.problems:
-        yield Problem("store", "spool", words + more)
+def _of_background(background: Background) -> Iterator[Problem]:
+    for part, words in background.problems:
+        yield Problem("store", part, words)

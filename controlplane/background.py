@@ -13,7 +13,7 @@ from controlplane.store.access import StoreAccess
 from controlplane.store.feed import Appender, Feeder
 from controlplane.store.port import Transaction
 from controlplane.store.retention import Retention
-from controlplane.store.spool import Spool
+from controlplane.store.spool import DAMAGED, Spool
 from controlplane.usage.intake import SPOOL, UsageIntake, put
 from llmgw.runtime.clock import Clock
 from llmgw.wire.routing import UsageBatch
@@ -38,6 +38,7 @@ class Background:
         spool_bytes: int,
     ) -> None:
         self._spool = Spool(state_dir / SPOOL, spool_bytes)
+        self._damaged = state_dir / SPOOL / DAMAGED
 
         def put_usage(tx: Transaction, records: Sequence[bytes]) -> None:
             put(tx, records, log=setting("requests.log"))
@@ -49,7 +50,7 @@ class Background:
         self._history_feed = Feeder("history", source, store, history.put, max_records=history.MAX_EVENTS)
         journal.on_durable = self._history_feed.wake
         self._retention = Retention(store, setting, clock)
-        self.usage = UsageService(store)
+        self.usage = UsageService(store, clock)
 
     def take_usage(self, router_id: str, batch: UsageBatch) -> None:
         """See ``UsageIntake.take``."""
@@ -84,15 +85,33 @@ class Background:
         return self._spool.damaged + self._history_feed.refused
 
     @property
-    def problems(self) -> tuple[str, ...]:
-        """What keeps records out of the spool or the store now, in words."""
-        found = []
-        if self._appender.failing:
-            found.append(f"usage cannot be spooled: {self._appender.failing}")
-        if self._usage_feed.failing:
-            found.append(f"usage waits for the store: {self._usage_feed.failing}")
-        if self._history_feed.failing:
-            found.append(f"events wait for the store: {self._history_feed.failing}")
-        if self._retention.failing:
-            found.append(f"old rows are not forgotten: {self._retention.failing}")
+    def forgotten(self) -> Mapping[str, int]:
+        """Rows that were too old, by kind."""
+        return self._retention.dropped
+
+    @property
+    def failing(self) -> Mapping[str, str]:
+        """Each part, and why it does not get on now; empty if it does."""
+        return {
+            "spool": self._appender.failing,
+            "usage": self._usage_feed.failing,
+            "events": self._history_feed.failing,
+            "retention": self._retention.failing or self._retention.holding,
+        }
+
+    @property
+    def problems(self) -> tuple[tuple[str, str], ...]:
+        """What keeps records out of the spool or the store now: each part and words."""
+        waiting = self.waiting_bytes
+        sizes = f" ({waiting / 1024**2:.1f} MB wait on disk)" if waiting else ""
+        words = {
+            "spool": "usage cannot be kept on disk, so routers keep it",
+            "usage": f"usage waits for the store{sizes}",
+            "events": "events wait for the store",
+            "retention": "old rows are not forgotten",
+        }
+        found = [(part, f"{words[part]}: {why}") for part, why in self.failing.items() if why]
+        if self.set_aside:
+            told = f"{self.set_aside} were damaged, or refused by the store, since the start"
+            found.append(("records", f"{told}: see the log and {self._damaged}"))
         return tuple(found)

@@ -13,6 +13,7 @@ import gevent
 from controlplane.events import Effect, Event
 from controlplane.inbox import Inbox
 from controlplane.loop import Loop
+from controlplane.planning.work import LONG
 from llmgw.runtime.clock import Clock
 from llmgw.runtime.logs import Logger
 
@@ -22,7 +23,7 @@ SLICE = 0.001
 """Seconds slept between slices: more than zero, or only this greenlet's peers run."""
 
 BATCH = 64
-"""Events handled in a row before others may run."""
+"""Events handled in a row before others may run, unless that takes longer than ``LONG``."""
 
 RETRY = 1.0
 """Wait after a pass that failed unexpectedly."""
@@ -83,12 +84,16 @@ class Driver:
         return now >= self._not_before and (self._loop.dirty or now >= self._loop.next_wake)
 
     def _take_events(self) -> int:
+        began = self._clock.monotonic()
         for handled in range(BATCH):
             event = self._inbox.take()
             if event is None:
                 return handled
             # One table for all of them: making it costs more than handling an event.
-            self._handle(event, more=handled + 1 < BATCH and len(self._inbox) > 0)
+            more = handled + 1 < BATCH and len(self._inbox) > 0
+            self._handle(event, more=more)
+            if more and self._clock.monotonic() - began > LONG:
+                break  # the rest comes after the others' turn, and the table with it
         return BATCH
 
     def _handle(self, event: Event, *, more: bool) -> None:

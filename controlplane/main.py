@@ -16,6 +16,7 @@ import random  # noqa: E402
 import secrets  # noqa: E402
 import sys  # noqa: E402
 from collections.abc import Callable, Mapping  # noqa: E402
+from functools import partial  # noqa: E402
 from pathlib import Path  # noqa: E402
 from typing import Any  # noqa: E402
 
@@ -25,7 +26,7 @@ from gevent.event import Event  # noqa: E402
 from controlplane.api.app import MAX_BODY, create_app  # noqa: E402
 from controlplane.assembly import Parts, assemble  # noqa: E402
 from controlplane.background import Background  # noqa: E402
-from controlplane.catalog.load import Files, merge  # noqa: E402
+from controlplane.catalog.load import Files  # noqa: E402
 from controlplane.clustersettings import FILE_SECTION, FileValue, allowable, file_values  # noqa: E402
 from controlplane.driver import Driver  # noqa: E402
 from controlplane.events import (  # noqa: E402
@@ -50,7 +51,7 @@ from controlplane.listeners.tokens import FleetTokens, load_tokens  # noqa: E402
 from controlplane.loop import Loop  # noqa: E402
 from controlplane.offhub import off_hub  # noqa: E402
 from controlplane.planning.work import Measured  # noqa: E402
-from controlplane.publish.providers import ProviderKeys  # noqa: E402
+from controlplane.publish.providers import ProviderKeys, read_all  # noqa: E402
 from controlplane.publish.routes import key_files  # noqa: E402
 from controlplane.publish.table import Publisher  # noqa: E402
 from controlplane.remembered import remember  # noqa: E402
@@ -63,8 +64,15 @@ from controlplane.services.events import EventService  # noqa: E402
 from controlplane.services.keys import Keys  # noqa: E402
 from controlplane.services.recovery import once_answered  # noqa: E402
 from controlplane.services.status import Identity  # noqa: E402
-from controlplane.settings import load  # noqa: E402
-from controlplane.startup import OpenStore, load_all, loop_settings, make_state_dir, open_store  # noqa: E402
+from controlplane.settings import load, secret_files  # noqa: E402
+from controlplane.startup import (  # noqa: E402
+    OpenStore,
+    load_all,
+    loop_settings,
+    make_state_dir,
+    open_store,
+    whole_catalog,
+)
 from controlplane.store.port import StoreError, StoreUnavailable  # noqa: E402
 from llmgw import __version__  # noqa: E402
 from llmgw.runtime.clock import SystemClock  # noqa: E402
@@ -111,12 +119,14 @@ class ControlPlane:
         self._cluster.on_change("log.level", set_level)
         set_level(self._cluster.value("log.level"))
         allowed = self._cluster.value("engines.allow")
-        catalog = merge(files, {name: row.definition for name, row in kept.models.items()}, allowed)
+        catalog = whole_catalog(files, kept.models, allowed)
         self._local_token = load_local_token(state_dir)
         boot = secrets.token_hex(4)
         self._inbox = Inbox()
         self._publisher = Publisher(boot)
-        self._providers = ProviderKeys(self._publisher, self._inbox.force)
+        self._providers = ProviderKeys(
+            self._publisher, self._inbox.force, partial(read_all, ours=secret_files(settings))
+        )
         self._journal = Journal(
             state_dir / "decisions.jsonl",
             self._clock,
@@ -353,6 +363,11 @@ def _tell(decision: Decision) -> None:
     decisions.info(decision.kind, why=decision.reason, **{name: value for name, value in named.items() if value})
 
 
+def _plural(words: str, number: int) -> str:
+    noun, _, rest = words.partition(" ")
+    return words if number == 1 else f"{noun}s {rest}".rstrip()
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Parse the command line, load what people wrote, serve until told to stop."""
     parser = argparse.ArgumentParser(prog="llmgw server", description="The llmgw control plane.")
@@ -373,7 +388,8 @@ def main(arguments: list[str] | None = None) -> int:
     allowed = settings[f"{FILE_SECTION}.engines.allow"] if options.check else allowable()
     files, catalog, tokens = load_all(settings, allowed)
     if options.check:
-        figures = f"{len(catalog.models)} models, {len(tokens.nodes)} nodes, {len(tokens.routers)} routers"
+        counted = {"model in files": len(catalog.models), "node": len(tokens.nodes), "router": len(tokens.routers)}
+        figures = ", ".join(f"{number} {_plural(word, number)}" for word, number in counted.items())
         sys.stdout.write(f"llmgw server: settings, tokens and catalog are valid ({figures})\n")
         return 0
     configure(settings["log.level"], settings["log.format"])
@@ -393,9 +409,9 @@ def _serve(settings: Loaded, files: Files, tokens: FleetTokens, reread: Callable
     except (StoreError, StoreUnavailable) as error:
         place = "store.url" if settings["store.url"] else "state_dir"
         raise SettingsError("llmgw server", [Fault(place, str(error))]) from error
-    control_plane.start()
     gc.collect()
     gc.freeze()  # what lives for ever: to look through it again and again would hold the hub for 100 ms and more
+    control_plane.start()
     gevent.spawn(reload_when, asked, control_plane.reload)
     stopper.wait()
     control_plane.stop()

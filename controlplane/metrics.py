@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from controlplane.background import Background
 from controlplane.driver import Driver
 from controlplane.inbox import Inbox
 from controlplane.journal import Journal
@@ -40,6 +41,7 @@ class Sources:
     agents: AgentListener
     journal: Journal
     store: StoreThreads
+    background: Background
     stall: StallDetector
     clock: Clock
     routers: Callable[[], Iterable[RouterSeen]]
@@ -156,6 +158,14 @@ class Metrics:
             "llmgw_hub_stall_longest_seconds": ("Longest time the event loop was held.", sources.stall.longest),
             "llmgw_loop_pass_seconds": ("Duration of the last pass.", sources.driver.pass_seconds),
             "llmgw_store_waiting": ("Calls that wait for the store.", sources.store.waiting),
+            "llmgw_store_away_seconds": (
+                "Time since the store last answered, 0 while it does.",
+                sources.store.failing_for or 0.0,
+            ),
+            "llmgw_usage_waiting_bytes": (
+                "Usage on disk that is not in the store yet.",
+                sources.background.waiting_bytes,
+            ),
         }
         for name, (text, value) in gauges.items():
             yield GaugeMetricFamily(name, text, value)
@@ -171,10 +181,24 @@ class Metrics:
             "llmgw_agent_bad_frames": ("Sessions ended by a frame.", sources.agents.bad_frames),
             "llmgw_agent_unknown_messages": ("Messages of unknown kind, ignored.", sources.agents.unknown_messages),
             "llmgw_store_errors": ("Calls the store did not answer.", sources.store.failures),
+            "llmgw_records_set_aside": (
+                "Records of usage or events that were damaged, or that the store refuses.",
+                sources.background.set_aside,
+            ),
             "llmgw_journal_errors": ("Failed writes of the decision journal.", sources.journal.failures),
         }
         for name, (text, value) in counters.items():
             yield CounterMetricFamily(name, text, value)
+        yield _gauge(
+            "llmgw_background_failing",
+            "1 if a part of the work between disk and store does not get on.",
+            ("part",),
+            (((part,), float(bool(why))) for part, why in sources.background.failing.items()),
+        )
+        forgotten = CounterMetricFamily("llmgw_forgotten_rows", "Rows that were too old, by kind.", labels=("kind",))
+        for kind, rows in sources.background.forgotten.items():
+            forgotten.add_metric((kind,), rows)
+        yield forgotten
 
 
 def _gauge(name: str, text: str, labels: tuple[str, ...], samples: Iterable[Sample]) -> GaugeMetricFamily:

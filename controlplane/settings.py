@@ -138,6 +138,14 @@ SETTINGS = Settings(
 )
 
 
+_SECRETS = ("state_dir", "fleet_tokens", "admin.key", "store.password_file", "sources.hf_token_file")
+
+
+def secret_files(loaded: Loaded) -> tuple[Path, ...]:
+    """Files, and directories with all beneath, that hold secrets of this process."""
+    return tuple(Path(loaded[name]).expanduser() for name in _SECRETS if loaded[name])
+
+
 def _admin_faults(loaded: Loaded) -> list[Fault]:
     """Tokens must not cross a network in the clear (API-02)."""
     given = [name for name in ("admin.certificate", "admin.key") if loaded[name] is not None]

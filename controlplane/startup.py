@@ -1,14 +1,14 @@
 """What happens before there is a control plane: getting hold of the store, however long
 that takes, and reading what people wrote."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from gevent.event import Event
 
-from controlplane.catalog.load import Files, merge, read_files
+from controlplane.catalog.load import STORE, Files, merge, read_files
 from controlplane.catalog.model import Catalog
 from controlplane.leadership.single import DatabaseLock
 from controlplane.listeners.tokens import FleetTokens, load_tokens
@@ -17,7 +17,7 @@ from controlplane.store.access import StoreThreads
 from controlplane.store.backup import back_up
 from controlplane.store.database import Backend
 from controlplane.store.opening import backend_of, threads
-from controlplane.store.port import StoreUnavailable
+from controlplane.store.port import StoredModel, StoreUnavailable
 from controlplane.store.sqlite import Sqlite
 from llmgw.runtime.clock import SystemClock
 from llmgw.runtime.files import private_directory
@@ -85,7 +85,13 @@ def _back_up(backend: Backend, state_dir: Path, revision: str) -> None:
     """Before an upgrade of the schema from ``revision``."""
     clock = SystemClock()
     folder = state_dir / "backups"
-    private_directory(folder)
+    try:
+        private_directory(folder)
+    except OSError as error:
+        raise StoreError(
+            f"{backend.name}: its schema is to be upgraded, but {folder}, where it is to be backed up first, cannot be "
+            f"used: {error.strerror}"
+        ) from error
     file = folder / f"before-upgrade-from-{revision}-{clock.now():%Y%m%dT%H%M%SZ}.backup"
     log.info("the store's schema is upgraded: backing it up first", file=file)
     back_up(backend, file, clock)
@@ -129,3 +135,15 @@ def load_all(settings: Loaded, allowed: Iterable[str]) -> tuple[Files, Catalog, 
     if faults:
         raise SettingsError("llmgw server", faults)
     return files, catalog, tokens
+
+
+def whole_catalog(files: Files, stored: Mapping[str, StoredModel], allowed: Iterable[str]) -> Catalog:
+    """The catalog of files and store at the start. Raises ``SettingsError`` with all
+    faults; of one in the store, which no API can mend now, it tells who can."""
+    try:
+        return merge(files, {name: row.definition for name, row in stored.items()}, allowed)
+    except SettingsError as error:
+        if not any(fault.path.startswith(f"{STORE}: ") for fault in error.faults):
+            raise
+        way = "the models of the store were added live: to take one out while the control plane is stopped, run"
+        raise SettingsError(error.source, [*error.faults, Fault("", f"{way} llmgw store remove-model NAME")]) from error

@@ -5,6 +5,7 @@ if one does; a test runs the same comparison.
 """
 
 import json
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -310,6 +311,7 @@ def _api() -> Iterator[Page]:
     summary = "\n".join(
         f"| `{method} {path}` | {_line(operation.get('summary', ''))} |" for path, method, operation, _ in operations
     )
+    yield "roles.md", _roles([(path, method, operation) for path, method, operation, _ in operations])
     common = document.get("components", {}).get("responses", {})
     details = "\n".join(_operation(*each, common) for each in operations)
     schemas = "\n".join(
@@ -338,6 +340,32 @@ not known is absent.
 
 {schemas}""",
     )
+
+
+ROLES = ("admin", "operator", "owner", "auditor")
+
+
+def _roles(operations: list[tuple[str, str, Mapping[str, Any]]]) -> str:
+    rows = []
+    for path, method, operation in operations:
+        told = re.search(r"^Roles: (.+)\.$", operation.get("description", ""), re.MULTILINE)
+        if told is None:
+            raise ValueError(f"{method} {path} does not say which roles it needs")
+        allowed = told[1].split(", ")
+        cells = ["-" if role not in allowed else "its scopes" if role == "owner" else "yes" for role in ROLES]
+        rows.append(f"| `{method} {path}` | {' | '.join(cells)} |")
+    listed = "\n".join(rows)
+    return f"""{NOTE}
+# Roles
+
+What each role may do over the [admin API](api.md), and so with `llmgw ctl` and `llmgw keys`. A user may have several
+roles, and may do what any of them allows. An owner sees and changes what belongs to its scopes and those beneath; the
+rest does not exist for it. How people get roles: [manage access](../howto/manage-access.md).
+
+| operation | {" | ".join(ROLES)} |
+|---|{"---|" * len(ROLES)}
+{listed}
+"""
 
 
 def _line(text: str) -> str:

@@ -1,22 +1,23 @@
 """What every resource uses: strict schemas, the blueprint, the services, the actor."""
 
-import json
 import math
 import re
 from collections.abc import Callable, Sequence
-from functools import wraps
+from functools import cached_property, wraps
 from typing import Any, TypeVar, cast
 
 import marshmallow as ma
 from flask import Request, Response, current_app, g, request
 from flask_smorest import Blueprint as SmorestBlueprint
-from webargs.flaskparser import FlaskParser
+from webargs.flaskparser import FlaskParser, is_json_request
 from werkzeug.exceptions import BadRequest
 
+from controlplane.api.body import BadBody, read_body
+from controlplane.api.dump import Plan, dump, plan
 from controlplane.api.slices import render
 from controlplane.services.changes import Asked, Changed, Principal, Replayed, etag, request_digest
 from controlplane.services.context import Services
-from controlplane.services.errors import invalid
+from controlplane.services.errors import Refused, invalid
 from controlplane.services.fleet import Plain
 from controlplane.store.port import Role
 
@@ -41,8 +42,6 @@ NEEDS: dict[str, tuple[Role, ...]] = {}
 """The roles of every operation, by Flask endpoint."""
 
 MAX_PAGE = 5000
-MAX_DEPTH = 32
-"""How deep the JSON of a body may be nested."""
 
 KEY_HEADER = "Idempotency-Key"
 KEY = re.compile(r"[\x21-\x7e]{1,200}")
@@ -64,6 +63,16 @@ class Schema(ma.Schema):
     def get_attribute(self, obj: Any, attr: str, default: Any) -> Any:
         """A field of a mapping is an entry of it, never one of its methods (``keys``)."""
         return obj.get(attr, default) if isinstance(obj, dict) else super().get_attribute(obj, attr, default)
+
+    @cached_property
+    def _plan(self) -> Plan | None:
+        return plan(self, "leave_out_unknown")
+
+    def dump(self, obj: Any, *, many: bool | None = None) -> Any:
+        """``obj`` as plain values; a dict, which is what services answer with, by a short cut."""
+        if type(obj) is not dict or many or self.many or self._plan is None:
+            return super().dump(obj, many=many)
+        return dump(self._plan, obj)
 
     @ma.post_dump
     def leave_out_unknown(self, data: Plain, **_: Any) -> Plain:
@@ -97,17 +106,15 @@ class _Parser(FlaskParser):
     DEFAULT_UNKNOWN_BY_LOCATION = {"json": ma.RAISE, "query": ma.RAISE}
 
     def _raw_load_json(self, req: Request) -> Any:
+        if not is_json_request(req):
+            return ma.missing
+        data = req.get_data(cache=True)
+        if not data:
+            return ma.missing
         try:
-            body = super()._raw_load_json(req)
-            if body is not ma.missing:
-                json.dumps(body, ensure_ascii=False).encode()
-        except RecursionError as error:
-            raise BadRequest("the body is nested too deeply") from error
-        except UnicodeEncodeError as error:  # half of a surrogate pair: nothing could store or show it
-            raise BadRequest("the body holds text that is not Unicode") from error
-        if body is not ma.missing and _deeper(body, MAX_DEPTH):
-            raise BadRequest(f"the body is nested too deeply: {MAX_DEPTH} levels are allowed")
-        return body
+            return read_body(data)
+        except BadBody as error:
+            raise BadRequest(str(error)) from error
 
 
 class Blueprint(SmorestBlueprint):  # type: ignore[misc]
@@ -196,21 +203,6 @@ class Blueprint(SmorestBlueprint):  # type: ignore[misc]
         return add
 
 
-def _deeper(value: Any, levels: int) -> bool:
-    """Whether ``value`` is nested deeper than that."""
-    layer = [value]
-    for _ in range(levels):
-        layer = [
-            inner
-            for outer in layer
-            if isinstance(outer, dict | list)
-            for inner in (outer.values() if isinstance(outer, dict) else outer)
-        ]
-        if not layer:
-            return False
-    return any(isinstance(inner, dict | list) for inner in layer)
-
-
 def services() -> Services:
     """The services of the application that handles the request."""
     return cast(Services, current_app.extensions[EXTENSION])
@@ -246,8 +238,15 @@ def _header(name: str, pattern: re.Pattern[str], words: str) -> str | None:
 def change(operation: str, make: Callable[[Asked], T], again: Callable[[str], T]) -> T:
     """Carry out a change; a request that was carried out before, under the same
     Idempotency-Key, is answered with what ``again`` reads of its target now."""
+    order = asked(operation)
     try:
-        return make(asked(operation))
+        try:
+            return make(order)
+        except Refused as error:
+            if order.idempotency_key is not None and error.code != "store_unavailable":
+                # A twin of the request may have been carried out while we looked at this one.
+                services().changes.recall(order)
+            raise
     except Replayed as error:
         g.replayed = True
         return again(error.target)

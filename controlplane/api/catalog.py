@@ -10,6 +10,7 @@ from controlplane.api.base import (
     Empty,
     Schema,
     act,
+    principal,
     services,
 )
 from controlplane.api.errors import FaultSchema
@@ -131,4 +132,4 @@ def validate_catalog(query: Plain, body: Plain) -> Plain:
 @blueprint.answers(200, SourceSchema)
 def check_source(body: Plain) -> Plain:
     """Look at a source of weights: does it exist, can it be reached, how large is it."""
-    return plain_source(services().models.check_source(body["source"]))
+    return plain_source(services().models.check_source(principal(), body["source"]))

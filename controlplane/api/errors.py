@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import marshmallow as ma
-from flask import Flask, Response, g, jsonify
+from flask import Flask, Response, g, jsonify, request
 from flask_smorest import Api
 from werkzeug.exceptions import HTTPException
 
@@ -60,6 +60,10 @@ class AdminApi(Api):  # type: ignore[misc]
             return respond(code, "the request has faults", status, list(_faults(messages, "")))
         if status >= 500:
             return respond(code, ADMIN[code], status)
+        if status == 405:
+            ways = ", ".join(sorted(set(getattr(error, "valid_methods", None) or ()) - {"OPTIONS", "HEAD"}))
+            words = f"{request.method[:20]} is not possible here; possible: {ways}"
+            return respond(code, words, status, headers=dict(_allow(error)))
         if status == 404:
             return respond(code, "there is no such path; /api/v1/openapi.json lists them", status)
         return respond(code, error.description or ADMIN[code], status, headers=dict(_allow(error)))

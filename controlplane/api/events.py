@@ -105,7 +105,7 @@ def _stream(which: EventFilter, query: Plain) -> Response:
     response = Response(mimetype=STREAM, headers={"X-Accel-Buffering": "no"})
     if request.method == "HEAD":
         return response
-    watcher, missed, complete = kept.events.watch(which, _last_id())
+    watcher, missed, complete = kept.events.watch(which, _last_id(), who.user)
     response.response = stream(
         kept.events,
         watcher,

@@ -8,7 +8,21 @@ import marshmallow as ma
 PRINTABLE = r"[^\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]{1,200}"
 """No control characters, line separators or changes of direction (of the last both kinds)."""
 
-NAME = ma.validate.Regexp(PRINTABLE + r"\Z", error="must be 1 to 200 printable characters")
+_JOINERS = "\u200c\u200d"
+"""What nobody sees but some scripts cannot do without."""
+
+
+class _Name(ma.validate.Regexp):
+    """Text whose every character can be seen: two names that look the same would not be."""
+
+    def __call__(self, value: Any) -> Any:
+        name = super().__call__(value)
+        if any(unicodedata.category(character) == "Cf" and character not in _JOINERS for character in name):
+            raise ma.ValidationError("holds a character that nobody can see: type it anew instead of pasting it")
+        return name
+
+
+NAME = _Name(PRINTABLE + r"\Z", error="must be 1 to 200 printable characters")
 
 SCOPE = ma.validate.Regexp(
     r"[a-z0-9][a-z0-9._-]{0,62}(?:/[a-z0-9][a-z0-9._-]{0,62}){0,2}\Z",

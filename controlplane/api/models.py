@@ -168,6 +168,11 @@ class ModelDefinitionSchema(Schema):
 
         unknown = ma.INCLUDE
 
+    @ma.post_load(pass_original=True)
+    def keep_order(self, data: Plain, original: Plain, **_: Any) -> Plain:
+        """As it was written: people read it again."""
+        return {name: data[name] for name in original if name in data}
+
 
 class ModelRequestSchema(ModelDefinitionSchema):
     """The same, with the name."""

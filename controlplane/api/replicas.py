@@ -100,7 +100,10 @@ class ReplicaSchema(Schema):
     state_seconds = number()
     age_seconds = number()
     reason = ma.fields.String()
-    rejected = items(CandidateSchema)
+    rejected = ma.fields.List(
+        ma.fields.Nested(CandidateSchema),
+        metadata={"description": "Candidates turned down when it was placed; absent where they were not asked for."},
+    )
     shards = items(ShardSchema)
 
 
@@ -120,6 +123,10 @@ class ReplicasQuerySchema(PageQuery):
         validate=ma.validate.Length(1, 253), metadata={"description": "Only with a shard on this node."}
     )
     state = ma.fields.String(validate=ma.validate.OneOf(STATES))
+    rejected = ma.fields.Boolean(
+        load_default=True,
+        metadata={"description": "false: without the candidates that were turned down, most of a long answer."},
+    )
 
 
 class RestartRequestSchema(Schema):
@@ -163,8 +170,9 @@ class RestartSchema(Schema):
 def list_replicas(query: Plain) -> Plain:
     """Replicas; an owner sees those of its scopes' models."""
     limit, cursor, fleet = query.pop("limit"), query.pop("cursor", None), services().fleet
+    rejected = query.pop("rejected")
     page, after = page_by_name(fleet.replica_ids(principal(), **query), limit, cursor)
-    return {"replicas": fleet.replicas(page), "next": after}
+    return {"replicas": fleet.replicas(page, rejected=rejected), "next": after}
 
 
 @blueprint.view("GET", "/replicas/<replica_id>", READ_SCOPED)

@@ -1,7 +1,9 @@
 """The log of finished requests: metadata, never prompts."""
 
+from urllib.parse import urlencode
+
 import marshmallow as ma
-from flask import Response
+from flask import Response, request
 
 from controlplane.api.base import (
     READ_SCOPED,
@@ -16,6 +18,7 @@ from controlplane.api.base import (
 )
 from controlplane.api.usage import CSV, csv_answer, wants_csv
 from controlplane.services.errors import not_found
+from controlplane.services.filling import PATIENCE
 from controlplane.services.fleet import Plain
 from controlplane.services.moments import past, shown
 from controlplane.services.paging import bad_cursor
@@ -23,6 +26,9 @@ from controlplane.services.scoped import scope_of
 from controlplane.store.port import BadCursor, RequestEntry
 
 blueprint = Blueprint("requests", __name__, description="Finished requests of clients, if the log is on.")
+
+CSV_PATIENCE = 20.0
+"""Seconds in which the rows of a table are looked for: there will be no other page."""
 
 COLUMNS = (
     *("at", "id", "key", "key_name", "scope", "model", "asked", "replica", "router", "status", "code", "stream"),
@@ -89,21 +95,36 @@ class RequestsQuerySchema(PageQuery):
 @blueprint.answers(200, RequestsSchema)
 @blueprint.alternatively(200, schema={"type": "string"}, content_type=CSV, description="OK", example="at,id\r\n")
 def list_requests(query: Plain) -> Plain | Response:
-    """Logged requests, newest first; an owner sees those of its scopes' keys."""
+    """Logged requests, newest first; an owner sees those of its scopes' keys.
+
+    An answer may have fewer than ``limit``, or none, and yet a ``next``: what was looked
+    through in a second held no more. CSV has it in the header ``Link``.
+    """
     now = services().clock.now()
     moments: Plain = {name: past(name, query[name], now) for name in ("since", "until") if name in query}
     which: Plain = {name: query[name] for name in ("key", "model", "replica", "failed") if name in query}
     scope = scope_of(principal(), query.get("scope"))
     try:
-        page = services().usage.requests(query["limit"], query.get("cursor"), scope=scope, **which, **moments)
+        page = services().usage.requests(
+            query["limit"],
+            query.get("cursor"),
+            scope=scope,
+            **which,
+            **moments,
+            patience=CSV_PATIENCE if wants_csv(query.get("format")) else PATIENCE,
+        )
     except BadCursor:
         raise bad_cursor() from None
     names = _key_names()
     found = [_plain(entry, names) for entry in page.items]
     if wants_csv(query.get("format")):
-        return csv_answer(
+        answer = csv_answer(
             list(COLUMNS), [{**row, "retried": "; ".join(row["retried"] or ())} for row in found], "requests"
         )
+        if page.next is not None:  # a table has no place for it
+            following = urlencode({**request.args.to_dict(), "cursor": page.next})
+            answer.headers["Link"] = f'<{request.path}?{following}>; rel="next"'
+        return answer
     return {"requests": found, "next": page.next}
 
 

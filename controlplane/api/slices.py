@@ -1,12 +1,12 @@
 """Answers written as JSON a slice at a time: thousands of entries take seconds of
 processor time, which heartbeats must not wait for (STO-03, AGT-02)."""
 
-import json
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 import gevent
 import marshmallow as ma
+import msgspec
 
 from llmgw.runtime.clock import SystemClock
 
@@ -61,4 +61,4 @@ def _inner(schema: ma.Schema, name: str) -> ma.Schema | None:
 
 
 def _json(value: Any) -> bytes:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
+    return msgspec.json.encode(value)

@@ -123,7 +123,7 @@ class Number(Plain[float]):
     def parse(self, value: Any) -> float:
         if isinstance(value, bool) or not isinstance(value, int if self.whole else int | float):
             raise ValidationError(self._no_number(value))
-        if not math.isfinite(value) or abs(value) > 1e12:
+        if abs(value) > 1e12 or not math.isfinite(value):  # in this order: a float holds no whole number of any size
             raise ValidationError("is not a usable number")
         if self.minimum is not None and value < self.minimum:
             raise ValidationError(f"is {value:g}, but must be at least {self.minimum:g}{self.note}")

@@ -42,15 +42,21 @@ def load_catalog(
     return merge(read_files(path), stored, allowed)
 
 
-def merge(files: Files, stored: Mapping[str, Mapping[str, Any]] | None = None, allowed: Iterable[str] = ()) -> Catalog:
+def merge(
+    files: Files,
+    stored: Mapping[str, Mapping[str, Any]] | None = None,
+    allowed: Iterable[str] = (),
+    known: Catalog | None = None,
+) -> Catalog:
     """The catalog of files that were read and of the ``stored`` models: what a live change
-    makes anew without reading again. Raises ``SettingsError`` as ``load_catalog``."""
+    makes anew without reading again, and, of what ``known`` was made of, without checking
+    again (``parse_catalog``). Raises ``SettingsError`` as ``load_catalog``."""
     sources = dict(files.trees)
     if stored:
         sources[STORE] = {"models": dict(stored)}
     faults = list(files.faults)
     try:
-        catalog = parse_catalog(sources, files.label, allowed=allowed)
+        catalog = parse_catalog(sources, files.label, allowed=allowed, known=known)
     except SettingsError as error:
         faults += error.faults
     if faults:

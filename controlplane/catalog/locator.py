@@ -120,6 +120,8 @@ def _path(rest: str) -> str:
         raise ValueError(f"must be written file:/{rest.lstrip('/')} (one slash)")
     if not rest.startswith("/") or ".." in rest.split("/") or rest.endswith("/"):
         raise ValueError("must be file: and an absolute path without '..', such as file:/srv/models/m.gguf")
+    if re.search(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e]", rest):
+        raise ValueError("holds a character that cannot be seen: type the path anew")
     return rest
 
 

@@ -145,10 +145,14 @@ class Catalog:
     """All models by name. ``source`` is the file or directory it was read from,
     ``modified`` when its newest file was last written, in Unix seconds (0 = unknown).
     ``aliases`` are the weighted ones; those of one model are its own. ``definitions`` hold
-    each model as it was written, by name: plain data that JSON can hold, not to be changed."""
+    each model as it was written, by name: plain data that JSON can hold, not to be changed.
+    ``unresolved`` are the models before the names of others in them were looked up, and
+    ``allowed`` the operator's ``ENGINE FLAG`` pairs, for the next catalog to be made of."""
 
     models: Mapping[str, Model] = field(default_factory=lambda: MappingProxyType({}))
     source: str = ""
     modified: int = 0
     aliases: Mapping[str, WeightedAlias] = field(default_factory=lambda: MappingProxyType({}))
     definitions: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: MappingProxyType({}))
+    unresolved: Mapping[str, Model] = field(default_factory=lambda: MappingProxyType({}), compare=False, repr=False)
+    allowed: tuple[str, ...] = field(default=(), compare=False)

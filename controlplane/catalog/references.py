@@ -8,6 +8,9 @@ from controlplane.catalog.engines import ENGINES
 from controlplane.catalog.model import Adapter, Model, WeightedAlias
 from llmgw.runtime.faults import Fault, did_you_mean
 
+MAX_HINTS = 100
+"""So many unknown names of one catalog are told with the nearest known one."""
+
 
 @dataclass
 class Names:
@@ -18,6 +21,7 @@ class Names:
     models: dict[str, str] = field(default_factory=dict)
     owners: dict[str, str] = field(default_factory=dict)
     shared: dict[str, str] = field(default_factory=dict)
+    hints: int = 0
 
     def resolve(self, name: str) -> str | None:
         """The model a name stands for, if it is one model."""
@@ -27,7 +31,9 @@ class Names:
         """Why ``name`` cannot be resolved, in words that follow the place."""
         if name in self.shared:
             return f"{name} is a weighted alias: name a model"
-        return f"{name} is not a model of this catalog{did_you_mean(name, [*self.models, *self.owners])}"
+        self.hints += 1  # each takes milliseconds, and a catalog may name thousands
+        hint = did_you_mean(name, [*self.models, *self.owners]) if self.hints <= MAX_HINTS else ""
+        return f"{name} is not a model of this catalog{hint}"
 
 
 def alias_faults(aliases: Iterable[tuple[str, str, str]], names: Names) -> Iterator[Fault]:

@@ -92,7 +92,9 @@ def check_source(source: str, options: SourceOptions) -> SourceReport:
 def _file(source: str, path: Path) -> SourceReport:
     """A hint only: weights are on nodes, and this machine need not be one. Tells nothing
     about what does not look like weights."""
-    elsewhere = SourceReport(source, "unknown", f"{path} is not on this machine; the node it runs on must have it")
+    elsewhere = SourceReport(
+        source, "unknown", "no weights are there on this machine; the node it runs on must have them"
+    )
     try:
         if path.is_file():
             if path.suffix not in _WEIGHTS:

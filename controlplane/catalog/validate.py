@@ -40,6 +40,9 @@ from llmgw.runtime.faults import Fault, SettingsError, did_you_mean
 STORE = "store"
 """Source, and ``origin``, of the models that were added live."""
 
+MAX_FAULTS = 1000
+"""Most faults that are told of one catalog."""
+
 _ALL_WEEK = frozenset(range(7))
 _KINDS = ("profiles", "external", "adapter")
 
@@ -49,6 +52,7 @@ class _Reading:
     """A catalog on its way."""
 
     allowed: tuple[str, ...]
+    known: Catalog | None = None
     faults: list[Fault] = field(default_factory=list)
     models: dict[str, Model] = field(default_factory=dict)
     definitions: dict[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -60,19 +64,33 @@ class _Reading:
     def fault(self, place: str, message: str) -> None:
         self.faults.append(Fault(place, message))
 
+    def read_before(self, name: str, value: Any, origin: str) -> Model | None:
+        """The model that the known catalog made of this very definition."""
+        known = self.known
+        if known is None or known.allowed != self.allowed or known.definitions.get(name) is not value:
+            return None
+        model = known.unresolved.get(name)
+        return model if model is not None and model.origin == origin else None
+
 
 def parse_catalog(
-    sources: Mapping[str, Mapping[str, Any]], source: str | None = None, *, allowed: Iterable[str] = ()
+    sources: Mapping[str, Mapping[str, Any]],
+    source: str | None = None,
+    *,
+    allowed: Iterable[str] = (),
+    known: Catalog | None = None,
 ) -> Catalog:
     """The catalog of one or more trees, ``{file name: tree}``; those of the models that
     were added live stand under ``STORE``. ``source`` names the whole (default: the file
     names), ``allowed`` are the operator's ``ENGINE FLAG`` pairs (``engines.allow``).
+    Models whose definition is the very object that ``known``, an earlier catalog, was made
+    of are taken over from it: a change of one model of thousands reads one.
 
     Raises ``SettingsError`` with every fault; where there are several sources each
     fault's place begins with its own.
     """
     label = source or ", ".join(sources) or "catalog"
-    reading = _Reading(tuple(allowed))
+    reading = _Reading(tuple(allowed), known)
     for origin, tree in sources.items():
         _source(origin, tree, f"{origin}: " if len(sources) > 1 else "", reading)
     faults, names = reading.faults, reading.names
@@ -84,13 +102,23 @@ def parse_catalog(
         if alias is not None:
             aliases[name] = alias
     if faults:
-        raise SettingsError(label, faults)
+        raise SettingsError(label, _told(faults))
     return Catalog(
         models=MappingProxyType(dict(sorted(models.items()))),
         source=label,
         aliases=MappingProxyType(dict(sorted(aliases.items()))),
         definitions=MappingProxyType(dict(sorted(reading.definitions.items()))),
+        unresolved=MappingProxyType(reading.models),
+        allowed=reading.allowed,
     )
+
+
+def _told(faults: list[Fault]) -> list[Fault]:
+    """As many as a person can read; a file of nothing but faults has no end of them."""
+    if len(faults) <= MAX_FAULTS:
+        return faults
+    more = f"{len(faults) - MAX_FAULTS} more faults are not listed: mend these first, then look again"
+    return [*faults[:MAX_FAULTS], Fault("", more)]
 
 
 def parse_model(name: str, tree: Any, *, allowed: Iterable[str] = ()) -> Model:
@@ -129,7 +157,7 @@ def _source(origin: str, tree: Mapping[str, Any], prefix: str, reading: _Reading
             reading.origin[name] = origin
             reading.names.models[name] = place
         reading.aliases += [(f"{place}.aliases[{index}]", alias, name) for index, alias in _aliases(value)]
-        model = _model(name, value, place, origin, reading)
+        model = reading.read_before(name, value, origin) or _model(name, value, place, origin, reading)
         if model is not None and reading.names.models.get(name) == place:
             reading.models[name] = model
             reading.definitions[name] = value

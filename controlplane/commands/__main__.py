@@ -5,6 +5,7 @@ import sys
 import click
 
 from controlplane.commands.init import init
+from controlplane.commands.removal import add_to
 from controlplane.commands.shared import Plainly
 from controlplane.commands.store import store
 
@@ -14,6 +15,7 @@ def main() -> None:
     """Commands that work on the store itself, without a control plane."""
 
 
+add_to(store)
 main.add_command(store)
 main.add_command(init)
 

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import click
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from controlplane.settings import load
@@ -29,13 +29,24 @@ DEFAULT_CONFIG = Path("/etc/llmgw/controlplane.yaml")
 """Where ``llmgw server`` looks too."""
 
 PIPED_WIDTH = 200
+SENTENCE = 200
+"""Longest that a list of commands says of each, in characters."""
+
 _STEERS = re.compile(r"[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 class Plainly(click.Group):
-    """A group whose commands' failures are told in words."""
+    """A group whose commands' failures are told in words, and what each does in a whole sentence."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The list of commands in its help."""
+        commands = {name: self.get_command(ctx, name) for name in self.list_commands(ctx)}
+        with formatter.section("Commands"):
+            formatter.write_dl(
+                [(name, found.get_short_help_str(SENTENCE)) for name, found in commands.items() if found is not None]
+            )
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command."""
@@ -135,7 +146,11 @@ def table(columns: tuple[str, ...], rows: list[tuple[Any, ...]], numbers: tuple[
         made.add_column(name.upper(), justify="right" if index in numbers else "left", overflow="fold")
     for row in rows:
         made.add_row(*map(clean, row))
-    console().print(made)
+    target = console()
+    with target.capture() as written:
+        target.print(made)
+    for line in written.get().splitlines():
+        click.echo(line.rstrip())
 
 
 def size(count: int | None) -> str:
@@ -156,8 +171,8 @@ def bars(totals: dict[str, int] | None = None) -> Iterator[Callable[[str, int], 
     if not target.is_terminal:
         yield lambda _table, _rows: None
         return
-    columns = (TextColumn("{task.description:<16}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=target) as progress:
+    columns = (TextColumn("{task.description:<16}"), BarColumn(), TextColumn("{task.completed:,.0f} rows"))
+    with Progress(*columns, TimeElapsedColumn(), console=target, transient=True) as progress:
         tasks: dict[str, TaskID] = {}
 
         def told(name: str, rows: int) -> None:

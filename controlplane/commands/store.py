@@ -27,7 +27,7 @@ from controlplane.store.backup import Made, Manifest, back_up, read_manifest, un
 from controlplane.store.check import Found, look
 from controlplane.store.database import Backend, Database
 from controlplane.store.opening import backend_of, url_fault
-from controlplane.store.port import StoreError
+from controlplane.store.port import StoreError, StoreUnavailable
 from controlplane.store.restore import replace
 from controlplane.store.sqlite import Sqlite
 from controlplane.usage.intake import SPOOL
@@ -91,7 +91,7 @@ def _show(found: Found) -> None:
         ("schema", None if found.schema is None else f"{found.schema}{newest}"),
         ("size", size(found.bytes)),
         ("last epoch", found.epoch),
-        ("usage that waits for the store", waits if found.spooled is not None else None),
+        ("usage waiting", waits if found.spooled is not None else None),
     ]
     table(("what", "is"), facts_shown)
     if found.rows:
@@ -263,14 +263,17 @@ def move(settings: Loaded, url: str, password_file: Path | None, form: str) -> N
     and in use until the settings name the other.
     """
     if words := url_fault(url):
-        raise click.UsageError(f"--to {words}")
+        raise click.UsageError(f"--to {words.replace('store.password_file', '--password-file')}")
     source = backend(settings)
     target, locked = (backend_of(url, password_file, settings["state_dir"], exclusive=lock) for lock in (False, True))
     if isinstance(source, Sqlite) and not source.file.exists():
         raise StoreError(f"{source.name}: there is no store yet, so there is nothing to move: set store.url and start")
     _not_the_same(source, target)
-    with moving.alone(backend(settings, exclusive=True)), moving.alone(locked):
-        copied = _copy(source, target)
+    try:
+        with moving.alone(backend(settings, exclusive=True)), moving.alone(locked):
+            copied = _copy(source, target)
+    except (StoreError, StoreUnavailable) as error:
+        raise type(error)(_of_target(str(error), target)) from error
     rows = sum(found.rows for found in copied.values())
     if form == "json":
         tables = {name: {"rows": found.rows, "checksum": found.checksum} for name, found in copied.items()}
@@ -287,6 +290,13 @@ def move(settings: Loaded, url: str, password_file: Path | None, form: str) -> N
     say(f"    url: {url}")
     if password_file:
         say(f"    password_file: {password_file.absolute()}")
+
+
+def _of_target(words: str, target: Backend) -> str:
+    """``words`` of the new database, which the options name and no setting."""
+    if not words.startswith(target.name):
+        return words
+    return words.replace("store.password_file", "--password-file").replace("store.url", "--to")
 
 
 def _not_the_same(source: Backend, target: Backend) -> None:

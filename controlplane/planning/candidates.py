@@ -148,6 +148,8 @@ class Candidates:
         known = self._overlay or overlay
         for node_id in known.log[self._told :]:
             self._mark(node_id)
+            if node_id in self._seen:  # which may have had no claims at all before
+                self._seen[node_id].claims = known.on(node_id)
         self._told = len(overlay.log)
         if overlay is self._overlay and view is self._view and view.version == self._version:
             return

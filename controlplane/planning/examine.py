@@ -195,7 +195,8 @@ def _cores(inventory: Inventory, claims: Claims, profile: Profile) -> list[Reaso
     left = count - claims.cores
     if profile.cpu_cores <= left + 1e-9:
         return []
-    message = f"needs {cores(profile.cpu_cores)} cores, {cores(max(left, 0))} of {count} free after claims"
+    noun = "core" if profile.cpu_cores == 1 else "cores"
+    message = f"needs {cores(profile.cpu_cores)} {noun}, {cores(max(left, 0))} of {count} free after claims"
     return [Reason("cores_claimed", message, profile.cpu_cores, left)]
 
 

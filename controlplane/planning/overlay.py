@@ -4,7 +4,6 @@ Claims last until the exit of a shard is confirmed or its node is lost (PLC-13):
 replica that is stopping still holds its port, memory and devices.
 """
 
-from collections import Counter
 from collections.abc import Generator
 from dataclasses import dataclass, field
 
@@ -22,7 +21,8 @@ class Claims:
     cores: float = 0.0
     devices: dict[str, str] = field(default_factory=dict)
     ports: dict[int, str] = field(default_factory=dict)
-    models: Counter[str] = field(default_factory=Counter)
+    models: dict[str, int] = field(default_factory=dict)
+    """How many shards of each model."""
 
 
 EMPTY = Claims()
@@ -39,6 +39,11 @@ def claimed_memory(catalog: Catalog, spec: ShardSpec) -> int:
         if profile.name == spec.profile:
             return profile.memory_bytes or 0
     return spec.memory_bytes or 0
+
+
+def _less(models: dict[str, int], model: str) -> dict[str, int]:
+    left = {**models, model: models.get(model, 0) - 1}
+    return {name: count for name, count in left.items() if count > 0}
 
 
 class Overlay:
@@ -82,7 +87,7 @@ class Overlay:
         claims = self.nodes.setdefault(node_id, Claims())
         claims.memory += claimed_memory(self.catalog, spec)
         claims.cores += spec.cpu_cores or 0.0
-        claims.models[spec.model] += 1
+        claims.models[spec.model] = claims.models.get(spec.model, 0) + 1
         claims.ports[spec.port] = replica_id
         for uuid in spec.devices:
             claims.devices[uuid] = replica_id
@@ -102,7 +107,7 @@ class Overlay:
                 cores=held.cores - (spec.cpu_cores or 0.0),
                 devices={uuid: owner for uuid, owner in held.devices.items() if owner != replica.id},
                 ports={port: owner for port, owner in held.ports.items() if owner != replica.id},
-                models=+(held.models - Counter((spec.model,))),
+                models=_less(held.models, spec.model),
             )
             places = list(copy.places.get(spec.model, ()))
             if shard.node_id in places:

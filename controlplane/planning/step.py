@@ -52,9 +52,11 @@ class Step:
         leaving = [replica for replica in counted if profile_left(self.view, replica)]
         staying = [replica for replica in counted if replica not in leaving]
         excess = max(len(staying) - want.upper, 0)
-        for replica in sorted(staying, key=self._expendable)[:excess]:
-            self._end(replica, f"{want.reason} and has {len(staying)}" if want.upper else want.reason)
-        staying = sorted(staying, key=self._expendable)[excess:]
+        if excess:
+            ranked = sorted(staying, key=self._expendable)
+            for replica in ranked[:excess]:
+                self._end(replica, f"{want.reason} and has {len(staying)}" if want.upper else want.reason)
+            staying = ranked[excess:]
         missing = lacking(self.view, name, want, len(staying))
         placed = 0
         if missing and self._may_place(health) and not self._room_comes(name):

@@ -6,7 +6,7 @@ restart.
 """
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -36,14 +36,24 @@ class KeyFile:
     fault: str = ""
 
 
-def read_key(file: str) -> KeyFile:
-    """Read one key file. Blocking; raises nothing, and no word of its content is told."""
+def read_key(file: str, ours: Collection[Path] = ()) -> KeyFile:
+    """Read one key file. Blocking; raises nothing, and no word of its content is told.
+
+    ``ours`` are files, and directories with all beneath, that hold the control plane's
+    own secrets: those go to no provider, whatever a catalog says (SEC-03).
+    """
     try:
-        with open_regular(Path(file)) as stream:
+        real = Path(file).resolve()
+        for own in ours:
+            if real.is_relative_to(own.resolve()):
+                remedy = "give the provider's key a file of its own"
+                return KeyFile(fault=f"its key file {file} holds a secret of the control plane itself: {remedy}")
+        with open_regular(real) as stream:
             mode = os.fstat(stream.fileno()).st_mode
             data = stream.read(MAX_KEY + 1)
-    except OSError as error:
-        return KeyFile(fault=f"its key file {file} cannot be read: {error.strerror}")
+    except (OSError, RuntimeError) as error:  # the latter of resolve(), for links in a circle
+        why = error.strerror if isinstance(error, OSError) else "it is a link in a circle"
+        return KeyFile(fault=f"its key file {file} cannot be read: {why}")
     if mode & 0o077:
         return KeyFile(fault=f"its key file {file} can be used by others: run chmod 600 {file}")
     if len(data) > MAX_KEY:
@@ -59,10 +69,10 @@ def read_key(file: str) -> KeyFile:
 Reader = Callable[[Iterable[str]], Mapping[str, KeyFile]]
 
 
-def read_all(files: Iterable[str]) -> dict[str, KeyFile]:
-    """Read key files, off the hub."""
+def read_all(files: Iterable[str], ours: Collection[Path] = ()) -> dict[str, KeyFile]:
+    """Read key files, off the hub. ``ours`` as of ``read_key``."""
     names = sorted(files)
-    return off_hub(lambda: {file: read_key(file) for file in names}) if names else {}
+    return off_hub(lambda: {file: read_key(file, ours) for file in names}) if names else {}
 
 
 class ProviderKeys:

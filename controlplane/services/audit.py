@@ -4,10 +4,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from controlplane.services.errors import store_unavailable
+from controlplane.services.filling import filled
 from controlplane.services.moments import shown
 from controlplane.services.paging import bad_cursor
 from controlplane.store.access import StoreAccess
 from controlplane.store.port import AuditEntry, BadCursor, Page, StoreUnavailable
+from llmgw.runtime.clock import Clock
 
 Plain = dict[str, Any]
 
@@ -27,16 +29,18 @@ class Audit:
     """Reads the audit. Its entries are written with the changes they tell of, by
     ``Changes``, and forgotten after the cluster setting ``audit.retention``."""
 
-    def __init__(self, store: StoreAccess) -> None:
+    def __init__(self, store: StoreAccess, clock: Clock) -> None:
         self._store = store
+        self._clock = clock
 
     def page(self, which: AuditFilter, limit: int, cursor: str | None = None) -> Page[AuditEntry]:
         """Entries, newest first. Raises ``Refused`` if the store does not answer."""
-        try:
+
+        def read(wanted: int, place: str | None) -> Page[AuditEntry]:
             return self._store.read(
                 lambda tx: tx.audit.page(
-                    limit,
-                    cursor,
+                    wanted,
+                    place,
                     user=which.user,
                     kind=which.kind,
                     target=which.target,
@@ -44,6 +48,9 @@ class Audit:
                     until=which.until,
                 )
             )
+
+        try:
+            return filled(read, limit, cursor, self._clock)
         except BadCursor:
             raise bad_cursor() from None
         except StoreUnavailable as error:

@@ -143,10 +143,16 @@ def require(principal: Principal, needed: Sequence[Role]) -> None:
     if not principal.has(*needed):
         raise Refused(
             "forbidden",
-            f"this needs the role {' or '.join(needed)}; {principal.user} has {described(principal.grants)}: "
+            f"this needs the role {alternatives(needed)}; {principal.user} has {described(principal.grants)}: "
             "an administrator can change that with PUT /api/v1/users/NAME",
             status=403,
         )
+
+
+def alternatives(words: Sequence[str]) -> str:
+    """Words of which one will do, such as ``admin, operator or auditor``."""
+    *first, last = words
+    return f"{', '.join(first)} or {last}" if first else last
 
 
 def described(grants: Sequence[Grant]) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from gevent.lock import RLock
+from gevent.lock import BoundedSemaphore, RLock
 
 from controlplane.catalog.arguments import flag_name
 from controlplane.catalog.engines import ALLOWABLE, ENGINES
@@ -29,6 +29,10 @@ Definition = Mapping[str, Any]
 
 BODY = "body"
 """The source of a catalog that came with a request."""
+
+
+AT_ONCE = 2
+"""Catalogs of requests that are validated at once: each takes a thread that others need."""
 
 
 class CatalogService:
@@ -54,6 +58,7 @@ class CatalogService:
         self._allowed = tuple(allowed)
         self._inbox = inbox
         self._clock = clock
+        self._validating = BoundedSemaphore(AT_ONCE)
         self.lock = RLock()
         """Held by whoever changes the catalog, from the look at it to its replacement."""
         self.stored: Mapping[str, StoredModel] = MappingProxyType(dict(stored))
@@ -86,7 +91,8 @@ class CatalogService:
         ``with_store``: together with the models that were added live."""
         stored = {name: row.definition for name, row in self.stored.items()} if with_store else {}
         try:
-            off_hub(merge, Files(BODY, {BODY: tree}), stored, self._allowed)
+            with self._validating:
+                off_hub(merge, Files(BODY, {BODY: tree}), stored, self._allowed, self.current)
         except SettingsError as error:
             return [_placed(fault, BODY) for fault in error.faults]
         return []
@@ -127,7 +133,7 @@ class CatalogService:
         faults: list[Fault] = []
         catalog = self.current
         try:
-            catalog = off_hub(merge, self._files, stored, self._allowed)
+            catalog = off_hub(merge, self._files, stored, self._allowed, self.current)
         except SettingsError as error:
             faults += [_placed(fault, STORE) for fault in error.faults]
         faults += more
@@ -189,9 +195,8 @@ class CatalogService:
             self._allowed = tuple(allowed)
             self.take(catalog, self.stored)
 
-    @staticmethod
-    def _build(files: Files, stored: Mapping[str, StoredModel], allowed: Collection[str]) -> Catalog:
-        return off_hub(merge, files, {name: row.definition for name, row in stored.items()}, allowed)
+    def _build(self, files: Files, stored: Mapping[str, StoredModel], allowed: Collection[str]) -> Catalog:
+        return off_hub(merge, files, {name: row.definition for name, row in stored.items()}, allowed, self.current)
 
 
 def _refused(error: SettingsError, faults: Sequence[Fault]) -> Refused:

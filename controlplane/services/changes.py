@@ -3,10 +3,12 @@
 
 import hashlib
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from controlplane.services.errors import Refused, conflict, store_unavailable
+from controlplane.services.recovery import once_answered
 from controlplane.store.access import StoreAccess
 from controlplane.store.port import (
     AuditEntry,
@@ -23,6 +25,9 @@ from llmgw.runtime.logs import Logger
 log = Logger("llmgw.changes")
 
 T = TypeVar("T")
+
+MAX_WAITING = 1000
+"""Entries of the audit that may wait for the store at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +147,7 @@ class Changes:
     def __init__(self, store: StoreAccess, clock: Clock) -> None:
         self._store = store
         self._clock = clock
+        self._waiting = 0
 
     def make(self, asked: Asked, work: Callable[[Transaction], Changed[T]]) -> T:
         """Run ``work`` and record it. Raises what ``work`` raises (``Refused`` rolls back),
@@ -151,7 +157,7 @@ class Changes:
         def whole(tx: Transaction) -> T:
             self._recall(tx, asked)
             changed = work(tx)
-            self._record(tx, asked, changed)
+            self._record(tx, asked, changed, self._clock.now().timestamp())
             return changed.result
 
         try:
@@ -164,8 +170,8 @@ class Changes:
 
         The act comes first: what it does (another log level, a reload) must be possible
         while the store is away, and can be done twice without harm. If it then cannot be
-        recorded the log says so. Raises what ``act`` raises (nothing is recorded then) and
-        ``Replayed``.
+        recorded the log says so, and it is recorded once the store answers again. Raises
+        what ``act`` raises (nothing is recorded then) and ``Replayed``.
         """
         if asked.idempotency_key is not None:
             try:
@@ -173,11 +179,20 @@ class Changes:
             except StoreUnavailable as error:
                 log.warning("an Idempotency-Key could not be looked up", operation=asked.operation, why=error)
         changed = act()
+        now = self._clock.now().timestamp()
+
+        def record(tx: Transaction) -> None:
+            self._recall(tx, asked)
+            self._record(tx, asked, changed, now)
+
         try:
-            self._write(asked, lambda tx: self._record(tx, asked, changed))
+            self._write(asked, record)
         except StoreUnavailable as error:
+            later = not error.uncertain and self._waiting < MAX_WAITING
+            if later:
+                self._record_later(asked, record)
             log.error(
-                "a change is not in the audit",
+                "a change is not in the audit yet" if later else "a change is not in the audit",
                 operation=asked.operation,
                 target=changed.target,
                 actor=asked.actor,
@@ -185,6 +200,20 @@ class Changes:
                 why=error,
             )
         return changed.result
+
+    def _record_later(self, asked: Asked, record: Callable[[Transaction], None]) -> None:
+        """Once the store answers again; a process that ends before that has the log alone."""
+        self._waiting += 1
+
+        def attempt(tx: Transaction) -> None:
+            with suppress(Replayed, Refused):  # the key was used for this by then
+                record(tx)
+
+        def done(_: None) -> None:
+            self._waiting -= 1
+            log.info("a change is in the audit now", operation=asked.operation, request_id=asked.request_id)
+
+        once_answered(self._store, attempt, done)
 
     def _write(self, asked: Asked, whole: Callable[[Transaction], T]) -> T:
         try:
@@ -197,8 +226,7 @@ class Changes:
         except Duplicate as error:
             raise conflict(str(error)) from error
 
-    def _record(self, tx: Transaction, asked: Asked, changed: Changed[Any]) -> None:
-        now = self._clock.now().timestamp()
+    def _record(self, tx: Transaction, asked: Asked, changed: Changed[Any], now: float) -> None:
         tx.audit.add(
             AuditEntry(
                 at=now,

@@ -13,15 +13,19 @@ from gevent.event import Event
 
 from controlplane.journal import Entry, Journal
 from controlplane.services.errors import Refused, store_unavailable
+from controlplane.services.filling import filled
 from controlplane.services.paging import bad_cursor, decode, encode
 from controlplane.store.access import StoreAccess
-from controlplane.store.port import EventEntry, StoreUnavailable
+from controlplane.store.port import EventEntry, Page, StoreUnavailable
 from llmgw.runtime.clock import Clock
 from llmgw.runtime.logs import Logger
 
 log = Logger("llmgw.events")
 
 MAX_WATCHERS = 64
+MAX_OF_ONE = 16
+"""Watchers that one user may have, so that nobody takes all."""
+
 MAX_QUEUED = 1000
 """Events that may wait for one watcher."""
 
@@ -59,8 +63,9 @@ class Watcher:
     will be no more.
     """
 
-    def __init__(self, which: EventFilter) -> None:
+    def __init__(self, which: EventFilter, user: str = "") -> None:
         self.which = which
+        self.user = user
         self.dropped = False
         self.ended = False
         self._queue: deque[Entry] = deque()
@@ -138,11 +143,12 @@ class EventService:
     def _from_store(self, which: EventFilter, limit: int, until: float, cursor: str) -> tuple[list[Plain], str | None]:
         """Events of the store before ``until``, or, at that very moment, not in memory."""
         ceiling = until + 0.0005 if which.until is None else min(which.until, until + 0.0005)
-        try:
-            page = self._store.read(
+
+        def read(wanted: int, place: str | None) -> Page[EventEntry]:
+            return self._store.read(
                 lambda tx: tx.events.page(
-                    limit,
-                    cursor or None,
+                    wanted,
+                    place,
                     model=which.model,
                     node=which.node,
                     kind=which.kind,
@@ -150,6 +156,9 @@ class EventService:
                     until=ceiling,
                 )
             )
+
+        try:
+            page = filled(read, limit, cursor or None, self._clock)
         except StoreUnavailable as error:
             raise store_unavailable(error) from error
         held = {entry.id for entry in self._journal.recent}
@@ -158,14 +167,17 @@ class EventService:
 
     # ------------------------------------------------------------ watching
 
-    def watch(self, which: EventFilter, after: str | None) -> tuple[Watcher, list[Entry], bool]:
-        """A new watcher, the events in memory after the one with the id ``after``, and
+    def watch(self, which: EventFilter, after: str | None, user: str = "") -> tuple[Watcher, list[Entry], bool]:
+        """A new watcher of ``user``, the events in memory after the one with the id ``after``, and
         whether that one was there; if not, all that memory has are given. Without
         ``after`` it begins with what comes. Raises ``Refused`` if there are too many."""
         if self._closed or len(self._watchers) >= MAX_WATCHERS:
             words = f"{len(self._watchers)} clients watch already: try again later, or read GET /api/v1/events"
             raise Refused("busy", words, status=503, retry_after=10)
-        watcher = Watcher(which)
+        if sum(1 for watcher in self._watchers if watcher.user == user) >= MAX_OF_ONE:
+            words = f"{user or 'you'} has {MAX_OF_ONE} streams open already, as many as one user may: end one of them"
+            raise Refused("busy", words, status=503, retry_after=10)
+        watcher = Watcher(which, user)
         self._watchers.add(watcher)
         if after is None:
             return watcher, [], True

@@ -81,11 +81,14 @@ class Fleet:
         return self._view()
 
     def claims(self) -> Overlay:
-        """What replicas claim of nodes; made anew when something changed that counts."""
-        view = self._view()
-        if self._claims is None or self._claims[0] is not view or self._claims[1] != view.version:
-            self._claims = (view, view.version, Overlay(view))
-        return self._claims[2]
+        """What replicas claim of nodes; made anew, in slices, when something changed that counts."""
+        view, version = self._view(), self._view().version
+        if self._claims is not None and self._claims[0] is view and self._claims[1] == version:
+            return self._claims[2]
+        claims = Overlay(view, later=True)
+        finish(claims.fill(view, Measured(self._clock.monotonic)))
+        self._claims = (view, version, claims)
+        return claims
 
     # ------------------------------------------------------------ nodes
 
@@ -219,12 +222,13 @@ class Fleet:
             return model
         return self.known_model(principal, model).name
 
-    def replicas(self, ids: Iterable[str]) -> Iterator[Plain]:
-        """These replicas as they are when they are asked for; those that went are left out."""
+    def replicas(self, ids: Iterable[str], *, rejected: bool = True) -> Iterator[Plain]:
+        """These replicas as they are when they are asked for; those that went are left out.
+        ``rejected``: with the candidates turned down for them."""
         for replica_id in ids:
             replica = self._view().replicas.get(replica_id)
             if replica is not None:
-                yield self._replica(replica)
+                yield self._replica(replica, rejected=rejected)
 
     def replica(self, principal: Principal, replica_id: str) -> Plain:
         """One replica. Raises ``Refused``."""
@@ -293,7 +297,7 @@ class Fleet:
         model = self._view().catalog.models.get(replica.model)
         return model.owner if model else ""
 
-    def _replica(self, replica: ReplicaView) -> Plain:
+    def _replica(self, replica: ReplicaView, *, rejected: bool = True) -> Plain:
         now = self._clock.monotonic()
         nodes = (self._view().nodes.get(shard.node_id) for shard in replica.shards.values())
         uses = {
@@ -302,7 +306,7 @@ class Fleet:
             if node is not None
             for use in self.measurements(node, now).shards
         }
-        return shown.replica(replica, uses, now)
+        return shown.replica(replica, uses, now, rejected=rejected)
 
     # ------------------------------------------------------------ models
 

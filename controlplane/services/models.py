@@ -15,6 +15,7 @@ from controlplane.services.cluster_settings import ClusterSettings
 from controlplane.services.errors import Refused, conflict, invalid, not_found
 from controlplane.services.fleet import find_model
 from controlplane.services.moments import shown
+from controlplane.services.outside import may_point
 from controlplane.services.recovery import learn_if_uncertain
 from controlplane.services.scoped import owned
 from controlplane.services.scopes import Scopes
@@ -30,6 +31,13 @@ Plain = dict[str, Any]
 
 AT_ONCE = 4
 """Sources that are looked at at once: each takes a thread that others may need."""
+
+OF_OWNERS = 2
+"""The same for owners of scopes together, beside the others: whose servers are slow
+keeps no operator waiting."""
+
+PATIENCE = 30.0
+"""Seconds to wait for one's turn to look."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +80,7 @@ class Models:
         self._keys = keys
         self._state = state
         self._clock = clock
-        self._looking = BoundedSemaphore(AT_ONCE)
+        self._looking = {True: BoundedSemaphore(AT_ONCE), False: BoundedSemaphore(OF_OWNERS)}
 
     # ------------------------------------------------------------ reads
 
@@ -132,12 +140,18 @@ class Models:
 
     def check(self, principal: Principal, name: str) -> tuple[SourceReport, ...]:
         """Look at the sources of a model now. Raises ``Refused``."""
-        return self._states(_sources(self.visible(principal, name)))
+        return self._states(principal, _sources(self.visible(principal, name)))
 
-    def check_source(self, source: str) -> SourceReport:
-        """Look at one source."""
-        with self._looking:
+    def check_source(self, principal: Principal, source: str) -> SourceReport:
+        """Look at one source. Raises ``Refused`` if too many others are looked at."""
+        turn = self._looking[principal.everywhere]
+        if not turn.acquire(timeout=PATIENCE):
+            words = "many sources are being looked at, and their servers are slow: try again later"
+            raise Refused("busy", words, status=503, retry_after=int(PATIENCE))
+        try:
             return self._look(source)
+        finally:
+            turn.release()
 
     # ------------------------------------------------------------ changes
 
@@ -149,6 +163,8 @@ class Models:
         known = self._catalog.stored.get(name)
         if known is not None:
             asked.expect(known.version)
+            if not asked.principal.sees(str(known.definition.get("owner", ""))):
+                raise conflict(f"the name {name!r} is taken: choose another")
             raise conflict(f"the model {name!r} exists already: change it with PUT, or with llmgw ctl model edit")
         return self._put(asked, name, definition, check=check, dry_run=dry_run)
 
@@ -199,12 +215,14 @@ class Models:
             self._changeable(asked.principal, name)
         asked.expect(before.version if before else None)
         faults = self._owner_faults(asked.principal, name, definition)
+        may_point(asked.principal, name, before.definition if before else {}, definition)
+        self._base_reached(asked.principal, name, definition)
         model = self._catalog.candidate(name, definition, faults).models[name]
         states: tuple[SourceReport, ...] = ()
         if check and self._settings.value("sources.check"):
             old = self._catalog.current.models.get(name)
             known = set(_sources(old)) if old else set()
-            states = self._states([source for source in _sources(model) if source not in known])
+            states = self._states(asked.principal, [source for source in _sources(model) if source not in known])
             _refuse_unusable(states, name, definition)
         if dry_run:
             return Outcome(name, model, before, definition, states, dry_run=True)
@@ -305,8 +323,22 @@ class Models:
         fault = self._scopes.unknown(owner) if owner else None
         return [Fault(f"models.{name}.owner", fault)] if fault else []
 
-    def _states(self, sources: Iterable[str]) -> tuple[SourceReport, ...]:
-        return tuple(self.check_source(source) for source in list(dict.fromkeys(sources))[:MAX_SOURCES])
+    def _base_reached(self, principal: Principal, name: str, definition: Definition) -> None:
+        """Raise ``Refused`` if it is an adapter on a model of others: what that model's
+        engines load is for its owner to say (CAT-14, API-08)."""
+        adapter = definition.get("adapter")
+        written = adapter.get("base") if isinstance(adapter, Mapping) else None
+        base = find_model(self._catalog.current.models.values(), written) if isinstance(written, str) else None
+        if base is not None and not principal.reaches(base.owner):
+            raise Refused(
+                "forbidden",
+                f"models.{name}.adapter.base: {principal.user} does not own the model {written}, whose engines would "
+                "load the adapter: its owner, or an operator, adds it",
+                status=403,
+            )
+
+    def _states(self, principal: Principal, sources: Iterable[str]) -> tuple[SourceReport, ...]:
+        return tuple(self.check_source(principal, source) for source in list(dict.fromkeys(sources))[:MAX_SOURCES])
 
 
 def _may(principal: Principal, owner: str, what: str) -> None:

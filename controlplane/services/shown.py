@@ -87,8 +87,8 @@ def cordon(found: Cordon | None) -> Plain | None:
     return {"reason": found.reason, "actor": found.actor, "at": found.at} if found else None
 
 
-def replica(found: ReplicaView, uses: Uses, now: float) -> Plain:
-    """One replica with its shards."""
+def replica(found: ReplicaView, uses: Uses, now: float, *, rejected: bool = True) -> Plain:
+    """One replica with its shards; ``rejected``: and the candidates turned down for it."""
     return {
         "id": found.id,
         "model": found.model,
@@ -102,7 +102,7 @@ def replica(found: ReplicaView, uses: Uses, now: float) -> Plain:
         "state_seconds": now - found.since,
         "age_seconds": now - found.created,
         "reason": found.reason,
-        "rejected": [verdict(one) for one in found.rejected],
+        "rejected": [verdict(one) for one in found.rejected] if rejected else None,
         "shards": [
             _shard(shard, uses.get((found.id, shard.spec.rank)), now) for _, shard in sorted(found.shards.items())
         ],

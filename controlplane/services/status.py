@@ -11,6 +11,7 @@ from controlplane.services.capacity import Capacity
 from controlplane.services.catalog import CatalogService
 from controlplane.services.cluster_settings import ClusterSettings
 from controlplane.services.fleet import Fleet, Plain
+from controlplane.services.moments import shown
 from controlplane.services.pauses import in_slices
 from controlplane.services.scopes import Scopes
 from controlplane.store.access import StoreAccess
@@ -143,7 +144,10 @@ class Status:
         if self._journal.failing:
             yield Problem("journal", "decisions", f"cannot be written, so actions wait: {self._journal.failing}")
         if self._store.failing:
-            yield Problem("store", "database", f"{self._store.failing}; changes by people are refused until it answers")
+            away = self._store.failing_for or 0.0
+            since = shown(self._clock.now().timestamp() - away)
+            words = f"is away since {since} ({seconds(away)}): {self._store.failing}"
+            yield Problem("store", "database", f"{words}; changes by people are refused until it answers")
         if not view.nodes:
             yield Problem("nodes", "fleet", "no node is enrolled: add its token to fleet_tokens and send SIGHUP")
 
@@ -161,7 +165,7 @@ class Status:
     def _of_people(self, view: FleetView) -> Iterator[Problem]:
         for domain, hold in sorted(view.holds.items()):
             yield Problem(
-                "hold", domain, f"is held by {hold.actor} since {hold.at}: {hold.reason or 'no reason given'}"
+                "hold", domain, f"is held by {hold.actor} since {hold.at[:19]}Z: {hold.reason or 'no reason given'}"
             )
         unknown: dict[str, list[str]] = {}
         for model in view.catalog.models.values():

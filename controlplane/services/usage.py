@@ -4,8 +4,10 @@ from collections.abc import Callable
 from typing import Literal, TypeVar
 
 from controlplane.services.errors import store_unavailable
+from controlplane.services.filling import PATIENCE, filled
 from controlplane.store.access import StoreAccess
 from controlplane.store.port import Page, RequestEntry, StoreUnavailable, Transaction, UsageRow
+from llmgw.runtime.clock import Clock
 
 T = TypeVar("T")
 
@@ -19,8 +21,9 @@ class UsageService:
     """Reads usage and the request log. Every method raises ``Refused`` if the store does
     not answer. Who may see which scope is for the caller to know."""
 
-    def __init__(self, store: StoreAccess) -> None:
+    def __init__(self, store: StoreAccess, clock: Clock) -> None:
         self._store = store
+        self._clock = clock
 
     def usage(
         self,
@@ -47,21 +50,27 @@ class UsageService:
         failed: bool | None = None,
         since: float | None = None,
         until: float | None = None,
+        patience: float = PATIENCE,
     ) -> Page[RequestEntry]:
-        """Logged requests, newest first."""
-        return self._read(
-            lambda tx: tx.usage.requests(
-                limit,
-                cursor,
-                key=key,
-                scope=scope,
-                model=model,
-                replica=replica,
-                failed=failed,
-                since=since,
-                until=until,
+        """Logged requests, newest first. What no index finds is looked for in ``patience``
+        seconds: then the page has what was found, and where to go on."""
+
+        def read(wanted: int, place: str | None) -> Page[RequestEntry]:
+            return self._read(
+                lambda tx: tx.usage.requests(
+                    wanted,
+                    place,
+                    key=key,
+                    scope=scope,
+                    model=model,
+                    replica=replica,
+                    failed=failed,
+                    since=since,
+                    until=until,
+                )
             )
-        )
+
+        return filled(read, limit, cursor, self._clock, patience)
 
     def request(self, request_id: str) -> RequestEntry | None:
         """One logged request."""

@@ -27,6 +27,9 @@ _Queue = monkey.get_original("queue", "SimpleQueue")
 
 T = TypeVar("T")
 
+PROBE = 5.0
+"""Seconds after which a store that failed is asked again, though nobody needs it just then."""
+
 CAPACITY = 256
 """Calls that may wait at once, for each of the two threads."""
 
@@ -44,6 +47,12 @@ class StoreAccess(Protocol):
     @property
     def failing(self) -> str:
         """Why the last call failed; empty if it did not."""
+        ...
+
+    @property
+    def failing_for(self) -> float | None:
+        """Seconds since the first of the calls that failed in a row; ``None`` if the last
+        did not."""
         ...
 
     def write(self, work: Callable[[Transaction], T], timeout: float | None = None) -> T:
@@ -71,12 +80,19 @@ class StoreThreads:
         self._timeout = timeout
         self._writer = _Thread(writer)
         self._reader = _Thread(reader)
+        self._probing: dict[_Thread, gevent.Greenlet[..., None]] = {}
         self.failures = 0
 
     @property
     def failing(self) -> str:
         """Why the last write failed, else why the last read did; empty if neither."""
         return self._writer.failing or self._reader.failing
+
+    @property
+    def failing_for(self) -> float | None:
+        """See ``StoreAccess``; of the two the one that fails for longer."""
+        since = [thread.since for thread in (self._writer, self._reader) if thread.since is not None]
+        return time.monotonic() - min(since) if since else None
 
     @property
     def waiting(self) -> int:
@@ -104,6 +120,7 @@ class StoreThreads:
 
     def close(self, timeout: float = 1.0) -> None:
         """Finish what waits and let go of the database, within ``timeout`` seconds."""
+        gevent.killall(list(self._probing.values()))
         for ending in [gevent.spawn(thread.close, timeout) for thread in (self._writer, self._reader)]:
             ending.join()
 
@@ -112,10 +129,36 @@ class StoreThreads:
             result: T = thread.submit(work, self._timeout if timeout is None else timeout)
         except StoreUnavailable as error:
             self.failures += 1
-            thread.failing = str(error)
+            thread.failed(error)
+            if thread not in self._probing:
+                self._probing[thread] = gevent.spawn(self._probe, thread)
             raise
-        thread.failing = ""
+        thread.succeeded()
         return result
+
+    def _probe(self, thread: "_Thread") -> None:
+        """Find out when it is back: else it would be said to be away until somebody asks."""
+        work = _try_to_read if thread is self._reader else _try_to_write
+        while thread.failing:
+            gevent.sleep(PROBE)
+            try:
+                thread.submit(work, self._timeout)
+            except StoreUnavailable as error:
+                thread.failed(error)
+            except Exception as error:
+                log.exception("the store cannot be asked whether it is back")
+                thread.failed(error)
+            else:
+                thread.succeeded()
+        del self._probing[thread]
+
+
+def _try_to_read(tx: Transaction) -> None:
+    tx.settings.all()
+
+
+def _try_to_write(tx: Transaction) -> None:
+    tx.leadership.raise_epoch(0)  # which is taken long since: nothing changes
 
 
 class _Abandoned(Exception):
@@ -163,6 +206,16 @@ class _Thread:
         self._began: float | None = None
         self.waiting = 0
         self.failing = ""
+        self.since: float | None = None
+
+    def failed(self, why: Exception) -> None:
+        """A call failed."""
+        self.failing = str(why) or type(why).__name__
+        self.since = time.monotonic() if self.since is None else self.since
+
+    def succeeded(self) -> None:
+        """A call did not fail."""
+        self.failing, self.since = "", None
 
     def start(self) -> None:
         """Open the database. Raises what that raises."""

@@ -154,7 +154,7 @@ def _private(file: Path) -> Path:
 def _copy_file(file: Path, copy_to: Path) -> None:
     """SQLite's own copy, as of one moment, while others write."""
     if not file.exists():
-        raise StoreError(f"{file}: there is no store yet")
+        raise StoreError(f"{file}: there is no store yet (--config names the settings of one elsewhere)")
     with (
         contextlib.closing(sqlite3.connect(f"file:{_quoted(file)}?mode=ro", uri=True)) as source,
         contextlib.closing(sqlite3.connect(_private(copy_to))) as target,

@@ -145,7 +145,7 @@ class Database:
                 return self._once(work, before_commit, wanted)
             except _Again as error:
                 if attempt == ATTEMPTS or not wanted():
-                    raise StoreUnavailable(f"{self._refusal(error.words)}: nothing was changed") from error.__cause__
+                    raise StoreUnavailable(f"{self._refusal(error.words)}{self._harmless}") from error.__cause__
             _sleep(PAUSE * attempt * random.uniform(0.5, 1.5))  # noqa: S311 - no secret
             attempt += 1
 
@@ -203,7 +203,7 @@ class Database:
                 ) from error
         if failure.kind == "again" or (failure.kind == "lost" and connected):
             raise _Again(failure.words) from error
-        raise StoreUnavailable(f"{self._refusal(failure.words)}: nothing was changed") from error
+        raise StoreUnavailable(f"{self._refusal(failure.words)}{self._harmless}") from error
 
     def _connected(self) -> Connection:
         if self._connection is None:
@@ -212,7 +212,7 @@ class Database:
             except StoreError as error:
                 if not self._opened:
                     raise
-                raise StoreUnavailable(f"{error}: nothing was changed") from error
+                raise StoreUnavailable(f"{error}{self._harmless}") from error
             with self._lock:
                 self._raw = self._connection.connection.driver_connection
         return self._connection
@@ -240,7 +240,11 @@ class Database:
         return StoreUnavailable(message) if failure.kind in ("again", "lost") else StoreError(message)
 
     def _refusal(self, words: str) -> str:
-        return f"the store {self.backend.name} did not take it: {words}"
+        return f"the store {self.backend.name} did not {'take it' if self._write else 'answer'}: {words}"
+
+    @property
+    def _harmless(self) -> str:
+        return ": nothing was changed" if self._write else ""
 
 
 class _Again(Exception):

@@ -74,5 +74,6 @@ def _sqlite_file(url: str) -> Path | None:
     parts = urlsplit(url)
     if parts.scheme.lower() != "sqlite" or parts.netloc or parts.query or parts.fragment:
         return None
-    path = Path(unquote(parts.path))
-    return path if path.is_absolute() and path.name else None
+    path = unquote(parts.path)
+    file = Path("/" + path.lstrip("/"))  # others write four slashes for the same
+    return file if path.startswith("/") and file.name else None

@@ -447,6 +447,10 @@ class Audit(Protocol):
         """Entries, newest first."""
         ...
 
+    def newest(self) -> float | None:
+        """When the newest was made; ``None`` if there is none."""
+        ...
+
     def drop_before(self, moment: float, limit: int) -> int:
         """Forget at most ``limit`` entries older than ``moment``; how many went."""
         ...
@@ -461,6 +465,10 @@ class Idempotency(Protocol):
 
     def add(self, record: IdempotencyRecord) -> None:
         """Keep one, in the transaction of its change. Raises ``Duplicate``."""
+        ...
+
+    def newest(self) -> float | None:
+        """When the newest was made; ``None`` if there is none."""
         ...
 
     def drop_before(self, moment: float, limit: int) -> int:
@@ -517,6 +525,14 @@ class Usage(Protocol):
         """One logged request."""
         ...
 
+    def newest_request(self) -> float | None:
+        """When the newest of the log began; ``None`` if there is none."""
+        ...
+
+    def newest(self) -> float | None:
+        """The end of the last hour that has sums; ``None`` if there is none."""
+        ...
+
     def drop_requests(self, before: float, limit: int) -> int:
         """Forget at most ``limit`` logged requests older than ``before``; how many went."""
         ...
@@ -545,6 +561,10 @@ class Events(Protocol):
         until: float | None = None,
     ) -> Page[EventEntry]:
         """Events, newest first."""
+        ...
+
+    def newest(self) -> float | None:
+        """When the newest was made; ``None`` if there is none."""
         ...
 
     def drop_before(self, moment: float, limit: int) -> int:

@@ -6,6 +6,7 @@ writes; readers see one moment and cannot write.
 """
 
 import os
+import re
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -88,6 +89,9 @@ _AT_CONNECT = {
     "no pg_hba.conf entry": "the server lets nobody in from here as that user: add a line to its pg_hba.conf",
     " does not exist": "the server knows no such database or user: make them (CREATE ROLE, CREATE DATABASE … OWNER …)",
 }
+
+_UNREACHABLE = re.compile(r"connection to server .*? failed: (.+?) Is the server")
+"""What libpq says of a server that is not there, and then asks."""
 
 
 class Postgresql:
@@ -199,6 +203,8 @@ class Postgresql:
             known = _BY_STATE.get(state) or _BY_CLASS.get(state[:2])
             return known or Failure(cause.diag.message_primary or type(cause).__name__)  # type: ignore[union-attr]
         said = _line(str(cause))
+        if unreachable := _UNREACHABLE.search(said):
+            return Failure(f"the server cannot be reached ({unreachable[1]})", "lost")
         for part, words in _AT_CONNECT.items():
             if part in said:
                 return Failure(words, "unusable")

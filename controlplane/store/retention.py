@@ -2,6 +2,11 @@
 
 In transactions of at most ``BATCH`` rows with pauses between them, so that changes that
 people make are never held up.
+
+A clock that is wrong must not empty the store. Age counts from ``GAP`` after the newest
+entry of its kind at the latest, whatever the clock says; and for ``HOLD`` seconds after
+the clock jumped ahead, or was found that far ahead of all that is in the store, nothing is
+forgotten.
 """
 
 from collections.abc import Callable
@@ -29,22 +34,68 @@ EVERY = 600.0
 PAUSE = 0.1
 """Seconds between two transactions of a round."""
 
+HOLD = 3600.0
+"""Seconds for which nothing is forgotten by a clock that jumped: time to set it right."""
+
+JUMP = 60.0
+"""Seconds by which the clock may get ahead between two rounds."""
+
+GAP = 86_400.0
+"""Seconds by which the clock may be ahead of the store's newest entry: more is a control
+plane that was off for long, or a clock that is wrong."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """What is dropped: at most so many rows before a moment, by age in seconds."""
+    """What is dropped: at most so many rows before a moment, by age in seconds. ``newest``
+    is the moment of the newest, ``None`` if there is none."""
 
     name: str
     age: Callable[[Callable[[str], Any]], float]
     drop: Callable[[Transaction, float, int], int]
+    newest: Callable[[Transaction], float | None]
+
+    def forget(self, tx: Transaction, now: float, age: float) -> int:
+        """Drop up to ``BATCH`` that are too old."""
+        newest = self.newest(tx)
+        return 0 if newest is None else self.drop(tx, min(now, newest + GAP) - age, BATCH)
+
+
+def _by(setting: str) -> Callable[[Callable[[str], Any]], float]:
+    return lambda value: float(value(setting))
 
 
 KINDS = (
-    _Kind("requests", lambda setting: setting("requests.retention"), lambda tx, t, n: tx.usage.drop_requests(t, n)),
-    _Kind("usage", lambda setting: setting("usage.retention"), lambda tx, t, n: tx.usage.drop_usage(t, n)),
-    _Kind("audit", lambda setting: setting("audit.retention"), lambda tx, t, n: tx.audit.drop_before(t, n)),
-    _Kind("events", lambda setting: setting("events.retention"), lambda tx, t, n: tx.events.drop_before(t, n)),
-    _Kind("idempotency", lambda _: IDEMPOTENCY, lambda tx, t, n: tx.idempotency.drop_before(t, n)),
+    _Kind(
+        "requests",
+        _by("requests.retention"),
+        lambda tx, before, most: tx.usage.drop_requests(before, most),
+        lambda tx: tx.usage.newest_request(),
+    ),
+    _Kind(
+        "usage",
+        _by("usage.retention"),
+        lambda tx, before, most: tx.usage.drop_usage(before, most),
+        lambda tx: tx.usage.newest(),
+    ),
+    _Kind(
+        "audit",
+        _by("audit.retention"),
+        lambda tx, before, most: tx.audit.drop_before(before, most),
+        lambda tx: tx.audit.newest(),
+    ),
+    _Kind(
+        "events",
+        _by("events.retention"),
+        lambda tx, before, most: tx.events.drop_before(before, most),
+        lambda tx: tx.events.newest(),
+    ),
+    _Kind(
+        "idempotency",
+        lambda _: IDEMPOTENCY,
+        lambda tx, before, most: tx.idempotency.drop_before(before, most),
+        lambda tx: tx.idempotency.newest(),
+    ),
 )
 
 
@@ -71,6 +122,15 @@ class Retention:
         self._greenlet: gevent.Greenlet[..., None] | None = None
         self.dropped = {kind.name: 0 for kind in KINDS}
         self.failing = ""
+        self._ahead: float | None = None  # the clock of the wall less the monotonic one, in the last round
+        self._hold_until = float("-inf")
+        self._held_for = ""
+
+    @property
+    def holding(self) -> str:
+        """Why nothing is forgotten just now; empty if it is."""
+        left = self._hold_until - self._clock.monotonic()
+        return f"{self._held_for}: set it right within {left / 60:.0f} min if it is wrong" if left > 0 else ""
 
     def start(self) -> "Retention":
         """Begin, with the first round at once: a process may not live for a whole interval."""
@@ -84,12 +144,15 @@ class Retention:
 
     def round(self) -> None:
         """Forget everything that is too old now. Raises ``StoreUnavailable``."""
+        self._look_at_the_clock()
+        if self.holding:
+            return
         now = self._clock.now().timestamp()
         for kind in KINDS:
-            before = now - kind.age(self._setting)
+            age = kind.age(self._setting)
             gone = 0
             while True:
-                batch = self._store.write(lambda tx, kind=kind, before=before: kind.drop(tx, before, BATCH))  # type: ignore[misc]
+                batch = self._store.write(lambda tx, kind=kind, age=age: kind.forget(tx, now, age))  # type: ignore[misc]
                 gone += batch
                 self.dropped[kind.name] += batch
                 if batch < BATCH:
@@ -97,6 +160,23 @@ class Retention:
                 gevent.sleep(self._pause)
             if gone:
                 log.info("what is too old was forgotten", what=kind.name, rows=gone)
+
+    def _look_at_the_clock(self) -> None:
+        now = self._clock.now().timestamp()
+        ahead = now - self._clock.monotonic()
+        if self._ahead is None:
+            newest = self._store.read(_newest)
+            gap = 0.0 if newest is None else now - newest
+            self._hold(gap > GAP, f"the clock is {gap / 86_400:.1f} days ahead of the newest entry in the store")
+        else:
+            jump = ahead - self._ahead
+            self._hold(jump > JUMP, f"the clock jumped {jump / 3600:.1f} h ahead")
+        self._ahead = ahead
+
+    def _hold(self, doubtful: bool, words: str) -> None:
+        if doubtful:
+            self._hold_until, self._held_for = self._clock.monotonic() + HOLD, words
+            log.warning("nothing is forgotten for an hour", why=words)
 
     def _run(self) -> None:
         while True:
@@ -111,3 +191,8 @@ class Retention:
             else:
                 self.failing = ""
             gevent.sleep(self._every)
+
+
+def _newest(tx: Transaction) -> float | None:
+    """When the newest entry of any kind was made."""
+    return max((at for kind in KINDS if (at := kind.newest(tx)) is not None), default=None)

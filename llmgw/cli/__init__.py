@@ -6,13 +6,14 @@ their command is used: a part must not find ``ssl`` or ``requests`` loaded alrea
 """
 
 import errno
+import sys
 from typing import Any
 
 import click
 
 from llmgw import __version__
 from llmgw.cli.groups import Group, nearest
-from llmgw.cli.output import clean, give_up, prepare
+from llmgw.cli.output import clean, folded, give_up, prepare
 
 COMMANDS = {
     "status": ("llmgw.cli.ctl.status", "status"),
@@ -56,6 +57,11 @@ class _Main(Group):
             return super().invoke(ctx)
         except KeyboardInterrupt:
             ctx.exit(INTERRUPTED)
+        except click.ClickException as error:
+            if type(error).show is not click.ClickException.show or not sys.stderr.isatty():
+                raise
+            click.echo(f"Error: {folded(error.format_message(), sys.stderr, len('Error: '))}", err=True)
+            ctx.exit(error.exit_code)
         except click.Abort as error:  # of a question: Ctrl-C, or the end of the input
             interrupted = isinstance(error.__context__, KeyboardInterrupt)
             click.echo(err=True)

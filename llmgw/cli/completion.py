@@ -13,7 +13,7 @@ SECONDS = 1.0
 VARIABLE = "_LLMGW_COMPLETE"
 
 HOW = {
-    "bash": "llmgw completion bash > ~/.local/share/bash-completion/completions/llmgw",
+    "bash": "echo 'source <(llmgw completion bash)' >> ~/.bashrc",
     "zsh": 'llmgw completion zsh > "${fpath[1]}/_llmgw"',
     "fish": "llmgw completion fish > ~/.config/fish/completions/llmgw.fish",
 }
@@ -24,7 +24,7 @@ HOW = {
 def completion(shell: str) -> None:
     """Print the script that completes commands, options and names in a shell.
 
-    Names of models, nodes and replicas come from the admin API, if it answers within a second.
+    Names of models, nodes, replicas, keys, users and the like come from the admin API, if it answers within a second.
     """
     from click.shell_completion import get_completion_class  # noqa: PLC0415 - only this command needs it
 
@@ -66,3 +66,9 @@ def _ask(context: click.Context, path: str, field: str, name: str) -> Iterable[s
 models = names("models", "models", "name")
 nodes = names("nodes", "nodes", "id")
 replicas = names("replicas", "replicas", "id")
+keys = names("keys", "keys", "id")
+scopes = names("scopes", "scopes", "path")
+users = names("users", "users", "name")
+tokens = names("tokens", "tokens", "id")
+settings = names("settings", "cluster", "name")
+holds = names("holds", "holds", "domain")

@@ -50,7 +50,7 @@ def edit(text: str, head: str, name: str, submit: Callable[[str], None]) -> bool
             keep = False
             return True
     finally:
-        if keep:
+        if keep and _without_comments(file.read_text()) != text:
             click.echo(f"What you wrote is kept in {file}", err=True)
         else:
             shutil.rmtree(folder, ignore_errors=True)

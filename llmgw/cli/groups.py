@@ -5,6 +5,9 @@ from collections.abc import Mapping
 
 import click
 
+SENTENCE = 200
+"""Longest that a list of commands says of each, in characters."""
+
 Where = Mapping[str, tuple[str, str]]
 """Name of a command, and the module and variable that hold it."""
 
@@ -51,5 +54,15 @@ class Group(click.Group):
             raise click.UsageError(f"No such command {args[0]!r}. Did you mean {hint!r}?", ctx) from error
 
     def meant(self, ctx: click.Context, word: str) -> str | None:
-        """The command that ``word`` is nearest to."""
-        return nearest(word, self.list_commands(ctx))
+        """The command that ``word`` is nearest to; else it may be the name of what is to be shown."""
+        found = nearest(word, self.list_commands(ctx))
+        if found is None and "show" in self.list_commands(ctx) and not word.startswith("-"):
+            return f"show {word}"
+        return found
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The commands with what each does in whole sentences, over two lines if need be."""
+        commands = {name: self.get_command(ctx, name) for name in self.list_commands(ctx)}
+        rows = [(name, found.get_short_help_str(SENTENCE)) for name, found in commands.items() if found is not None]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)

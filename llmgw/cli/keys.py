@@ -10,7 +10,7 @@ from llmgw.cli.client import Client, segment
 from llmgw.cli.ctl.people import shown_once
 from llmgw.cli.groups import Group
 from llmgw.cli.options import api, example, output
-from llmgw.cli.output import clean, console, day, plain, say
+from llmgw.cli.output import clean, console, day, moment, plain, say
 from llmgw.cli.tables import table
 
 
@@ -35,7 +35,12 @@ def keys() -> None:
     shell_complete=completion.models,
     help="Only this model; may be repeated. Default: all.",
 )
-@click.option("--scope", metavar="PATH", help="Scope it belongs to, such as acme/ml. Default: none.")
+@click.option(
+    "--scope",
+    metavar="PATH",
+    shell_complete=completion.scopes,
+    help="Scope it belongs to, such as acme/ml. Default: none.",
+)
 @click.option("--expires", metavar="WHEN", help="After a time such as 30d, or at 2030-01-31T00:00:00Z. Default: never.")
 @output
 @api
@@ -59,7 +64,8 @@ def create(
         return
     allowed = ", ".join(made["models"]) if made.get("models") else "all models"
     where = "" if sys.stdout.isatty() else ", on standard output"
-    words = f"{made['id']} for {allowed}, expires {made.get('expires_at', 'never')}. Shown this once{where}:"
+    until = moment(made["expires_at"]) if made.get("expires_at") else "never"
+    words = f"{made['id']} for {allowed}, expires {until}. Shown this once{where}:"
     click.echo(clean(words), err=True)
     click.echo(secret)
 
@@ -99,7 +105,7 @@ def list_keys(client: Client, scope: str | None, form: str) -> None:
 
 
 @keys.command("show", epilog=example("llmgw keys show key-1a2b3c4d5e6f"))
-@click.argument("key_id", metavar="ID")
+@click.argument("key_id", metavar="ID", shell_complete=completion.keys)
 @output
 @api
 def show_key(client: Client, key_id: str, form: str) -> None:
@@ -113,7 +119,7 @@ def show_key(client: Client, key_id: str, form: str) -> None:
 
 
 @keys.command(epilog=example("llmgw keys revoke key-1a2b3c4d5e6f"))
-@click.argument("key_id", metavar="ID")
+@click.argument("key_id", metavar="ID", shell_complete=completion.keys)
 @output
 @api
 def revoke(client: Client, key_id: str, form: str) -> None:

@@ -7,8 +7,10 @@ import io
 import json
 import os
 import re
+import shutil
 import sys
-from typing import TYPE_CHECKING, Any
+import textwrap
+from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
@@ -47,7 +49,28 @@ def give_up() -> None:
 
 def say(text: str) -> None:
     """A line for people, which may hold words of others."""
-    click.echo("\n".join(clean(line) for line in text.split("\n")))
+    click.echo(folded("\n".join(clean(line) for line in text.split("\n")), sys.stdout))
+
+
+def folded(text: str, stream: TextIO, used: int = 0) -> str:
+    """``text`` as wide as the terminal that ``stream`` is, broken between words; elsewhere as
+    it is. ``used`` columns of the first line are taken."""
+    if not stream.isatty():
+        return text
+    width = max(20, shutil.get_terminal_size().columns)
+    lines: list[str] = []
+    for line in text.split("\n"):
+        words = line.lstrip(" ")
+        indent = line[: len(line) - len(words)]
+        lines += textwrap.wrap(
+            words,
+            width,
+            initial_indent=indent if lines else " " * used + indent,
+            subsequent_indent=indent,
+            break_long_words=False,
+            break_on_hyphens=False,
+        ) or [""]
+    return "\n".join(lines)[used:]
 
 
 def as_json(data: Any, indent: int | None = 2) -> str:

@@ -95,7 +95,8 @@ def _redraw(watch: float, fetch: Fetch, show: Shown) -> None:
 
     try:
         # The other screen has no history that a window of another size could wrap again.
-        with Live(console=screen, screen=True, get_renderable=drawn, refresh_per_second=2):
+        # Nothing else writes meanwhile; what would be put in stdout's place has no encoding to draw bars by.
+        with Live(console=screen, screen=True, get_renderable=drawn, refresh_per_second=2, redirect_stdout=False):
             while True:
                 time.sleep(watch)
                 try:

@@ -1,6 +1,7 @@
 """What a person got wrong: every fault at once, each with its place and the remedy."""
 
 import difflib
+import heapq
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -31,7 +32,34 @@ class SettingsError(Exception):
         super().__init__(f"{source}: {len(faults)} fault{'s' if len(faults) != 1 else ''}\n{lines}")
 
 
+MANY = 200
+"""So many known names are compared closely, those that begin and end most like the name:
+to compare thousands takes a tenth of a second and more."""
+
+LONGEST = 200
+"""Longer names are nobody's slip of the pen."""
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """``; did you mean X?`` for the nearest known name, else nothing."""
-    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
+    if len(name) > LONGEST:
+        return ""
+    names = list(known)
+    if len(names) > MANY:
+        names = heapq.nlargest(MANY, names, key=lambda other: _shared(name, other))
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
     return f"; did you mean {near[0]}?" if near else ""
+
+
+def _shared(name: str, other: str) -> int:
+    """How many characters at both ends are the same."""
+    count = 0
+    for one, two in zip(name, other, strict=False):
+        if one != two:
+            break
+        count += 1
+    for one, two in zip(reversed(name), reversed(other), strict=False):
+        if one != two:
+            break
+        count += 1
+    return count

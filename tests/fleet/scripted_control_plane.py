@@ -27,7 +27,7 @@ class Peer:
     def send(self, message):
         self.connection.sendall(frames.encode(message))
 
-    def take(self, kind, timeout=15, where=lambda message: True):
+    def take(self, kind, timeout=45, where=lambda message: True):
         """The next message of a kind for which ``where`` holds; others are passed over."""
         while True:
             message = self.inbox.get(timeout=timeout)
@@ -56,7 +56,7 @@ class ControlPlane:
         )
         threading.Thread(target=self._accept, daemon=True).start()
 
-    def session(self, timeout=15):
+    def session(self, timeout=45):
         """The next session: its peer, hello and first registration."""
         peer = self.sessions.get(timeout=timeout)
         return peer, peer.take(Hello), peer.take(Register)

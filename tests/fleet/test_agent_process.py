@@ -139,6 +139,7 @@ def node(tmp_path, control):
     node = Node(tmp_path, control.address)
     yield node
     node.clean()
+    sys.stderr.write(node.log() if node.agents else "")  # shown if the test failed
 
 
 def until(predicate, seconds=45):

@@ -63,6 +63,10 @@ class AuditQueries:
             rest.append(lambda columns: columns["at"] < until)
         return _AUDIT.read(self._sql, [Way((_all,), rest)], _entry, limit=limit, cursor=cursor)
 
+    def newest(self) -> float | None:
+        """See the port."""
+        return self._sql.greatest(audit.c.at)
+
     def drop_before(self, moment: float, limit: int) -> int:
         """See the port."""
         return self._sql.drop_before(audit, audit.c.at, moment, limit)
@@ -106,6 +110,10 @@ class IdempotencyQueries:
         }
         self._sql.add(idempotency, whole(idempotency, values), f"a change under the Idempotency-Key {record.key!r}")
 
+    def newest(self) -> float | None:
+        """See the port."""
+        return self._sql.greatest(idempotency.c.at)
+
     def drop_before(self, moment: float, limit: int) -> int:
         """See the port."""
         return self._sql.drop_before(idempotency, idempotency.c.at, moment, limit)
@@ -143,6 +151,10 @@ class EventQueries:
             bounds.append(events.c.at < until)
         way = Way((_all,), _named(model=model, node=node, kind=kind))
         return _EVENTS.read(self._sql, [way], _event, limit=limit, cursor=cursor, bounds=bounds)
+
+    def newest(self) -> float | None:
+        """See the port."""
+        return self._sql.greatest(events.c.at)
 
     def drop_before(self, moment: float, limit: int) -> int:
         """See the port."""

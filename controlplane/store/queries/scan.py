@@ -52,11 +52,11 @@ class Pages:
         limit: int,
         cursor: str | None,
         bounds: Sequence[ColumnElement[bool]] = (),
-        most: int = MOST,
     ) -> Page[T]:
-        """The next page, the way that gets furthest with ``most`` rows. ``bounds`` are
+        """The next page, the way that gets furthest with ``MOST`` rows. ``bounds`` are
         about the first column of the order."""
         within = [*bounds, *after(self.order, cursor)]
+        most = MOST
         way = next((way for way in ways if not way.rest), None)
         floor: tuple[Any, ...] | None = None
         if way is None:

@@ -85,6 +85,11 @@ class Sql:
         chosen = select(*(kinds[name].back(source.c[name]) for name in names))
         self.connection.execute(finish(self.insert(table).from_select(names, chosen)))
 
+    def greatest(self, column: Column[Any]) -> float | None:
+        """The greatest value of a column of numbers; ``None`` if there is no row."""
+        found: float | None = self.connection.scalar(select(func.max(column)))
+        return found
+
     def drop_before(self, table: Table, column: Column[Any], moment: float, limit: int) -> int:
         """Delete at most ``limit`` rows whose ``column`` is less, lowest first."""
         keys = tuple(table.primary_key)

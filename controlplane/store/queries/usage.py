@@ -149,6 +149,15 @@ class UsageQueries:
         row = self._sql.row(newest)
         return None if row is None else _request(row)
 
+    def newest_request(self) -> float | None:
+        """See the port."""
+        return self._sql.greatest(requests.c.at)
+
+    def newest(self) -> float | None:
+        """See the port."""
+        start = self._sql.greatest(usage.c.start)
+        return None if start is None else start + HOUR
+
     def drop_requests(self, before: float, limit: int) -> int:
         """See the port."""
         return self._sql.drop_before(requests, requests.c.at, before, limit)

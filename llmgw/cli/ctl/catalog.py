@@ -1,5 +1,7 @@
 """The catalog in force, and the log level."""
 
+from typing import Any
+
 import click
 
 from llmgw.cli.client import Client
@@ -22,9 +24,7 @@ def show(client: Client, form: str) -> None:
     answer = client.get("catalog", "source")
     if plain(answer, form):
         return
-    stored = f", {len(answer['stored'])} of them added live" if answer.get("stored") else ""
-    count = plural(len(answer["models"]), "model")
-    say(f"{answer['source']}, loaded {moment(answer['loaded_at'])}: {count}{stored}")
+    say(f"{answer['source']}, loaded {moment(answer['loaded_at'])}: {_models(answer)}")
     for fault in answer.get("refused", ()):
         say(f"refused since: {fault}")
 
@@ -36,7 +36,12 @@ def reload(client: Client, form: str) -> None:
     """Read the catalog's files again. With faults nothing changes, and all of them are told."""
     answer = client.send("POST", "catalog/reload", "source")
     if not plain(answer, form):
-        say(f"{answer['source']} is in force: {plural(len(answer['models']), 'model')}")
+        say(f"{answer['source']} is in force: {_models(answer)}")
+
+
+def _models(answer: dict[str, Any]) -> str:
+    stored = f", {len(answer['stored'])} of them added live" if answer.get("stored") else ""
+    return plural(len(answer["models"]), "model") + stored
 
 
 @catalog.command(

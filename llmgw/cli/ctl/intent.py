@@ -124,10 +124,12 @@ def hold(client: Client, domain: str, reason: str, form: str) -> None:
             f"{answer['domain']} is held: {plural(len(inside), 'node')} in it"
             + (f" ({listed(inside)})" if inside else "")
         )
+        if not inside:
+            say("No node carries that label now. Labels: llmgw ctl label NODE; one node alone: llmgw ctl cordon NODE")
 
 
 @click.command(epilog=example("llmgw ctl release rack=r12"))
-@click.argument("domain")
+@click.argument("domain", shell_complete=completion.holds)
 @output
 @api
 def release(client: Client, domain: str, form: str) -> None:

@@ -84,6 +84,8 @@ def kind(model: Model) -> str:
 def _last_error(model: Model) -> str:
     """What went wrong last, and when: a model that serves again may have one."""
     error = model.get("last_error")
+    if error and str(error) in (model.get("reason") or ""):
+        return ""
     return f"last error {ago(model.get('last_error_seconds'))} ago: {error}" if error else ""
 
 
@@ -129,6 +131,8 @@ def show_explained(out: "Console", answer: Model, wide: bool) -> None:
     below(out, head + ("" if serves else f": {clean(answer['sentence'])}"), 0)
     for blocker in answer["blockers"]:
         below(out, f"Nothing is placed now: {clean(blocker['message'])} ({clean(blocker['code'])})", 0, "yellow")
+    if not answer["candidates"] and not answer["wanted"]:
+        return  # a provider serves it, or another model's replicas
     candidates = sorted(answer["candidates"], key=lambda each: (not each["chosen"], not each["fits"]))
     fits = sum(1 for candidate in candidates if candidate["fits"])
     out.print()

@@ -8,7 +8,7 @@ from llmgw.cli import completion
 from llmgw.cli.client import Client, segment
 from llmgw.cli.groups import Group
 from llmgw.cli.options import api, example, output, watch
-from llmgw.cli.output import UNKNOWN, ago, clean, count, gb, gb_of
+from llmgw.cli.output import UNKNOWN, ago, clean, count, gb, gb_of, moment
 from llmgw.cli.tables import Row, fitting, gauge, table
 from llmgw.cli.watch import view
 
@@ -146,7 +146,7 @@ def _notes(node: Node) -> list[str]:
     notes = []
     if "cordon" in node:
         cordon = node["cordon"]
-        notes.append(f"cordoned: {cordon['reason'] or 'no reason given'} ({cordon['actor']}, {cordon['at']})")
+        notes.append(f"cordoned: {cordon['reason'] or 'no reason given'} ({cordon['actor']}, {moment(cordon['at'])})")
     for hold in node.get("holds") or ():
         notes.append(f"held: {hold.get('domain')}: {hold.get('reason')}" if isinstance(hold, dict) else f"held: {hold}")
     excluded: dict[str, list[str]] = {}

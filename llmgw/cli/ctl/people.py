@@ -5,6 +5,7 @@ from typing import Any
 
 import click
 
+from llmgw.cli import completion
 from llmgw.cli.client import Client, segment
 from llmgw.cli.groups import Group
 from llmgw.cli.options import api, confirm, example, output, yes
@@ -48,7 +49,7 @@ def scope() -> None:
 
 
 @scope.command("show", epilog=example("llmgw ctl scope show acme/ml"))
-@click.argument("path")
+@click.argument("path", shell_complete=completion.scopes)
 @output
 @api
 def show_scope(client: Client, path: str, form: str) -> None:
@@ -77,7 +78,7 @@ def add_scope(client: Client, path: str, title: str, form: str) -> None:
 
 
 @scope.command("set", epilog=example("llmgw ctl scope set acme/ml --title 'Machine learning'"))
-@click.argument("path")
+@click.argument("path", shell_complete=completion.scopes)
 @click.option("--title", required=True, help="What people call it.")
 @output
 @api
@@ -90,7 +91,7 @@ def set_scope(client: Client, path: str, title: str, form: str) -> None:
 
 
 @scope.command("remove", epilog=example("llmgw ctl scope remove acme/ml"))
-@click.argument("path")
+@click.argument("path", shell_complete=completion.scopes)
 @yes
 @output
 @api
@@ -172,7 +173,7 @@ def user() -> None:
 
 
 @user.command("show", epilog=example("llmgw ctl user show ada"))
-@click.argument("name", metavar="USER")
+@click.argument("name", metavar="USER", shell_complete=completion.users)
 @output
 @api
 def show_user(client: Client, name: str, form: str) -> None:
@@ -200,7 +201,7 @@ def add_user(client: Client, name: str, roles: list[dict[str, str]], form: str) 
 
 
 @user.command("set", epilog=example("llmgw ctl user set ada --role admin", "llmgw ctl user set ada --disable"))
-@click.argument("name", metavar="USER")
+@click.argument("name", metavar="USER", shell_complete=completion.users)
 @_role
 @click.option("--disable/--enable", default=None, help="Refuse all their tokens, or take them again.")
 @output
@@ -220,7 +221,7 @@ def set_user(client: Client, name: str, roles: list[dict[str, str]], disable: bo
 
 
 @user.command("remove", epilog=example("llmgw ctl user remove ada"))
-@click.argument("name", metavar="USER")
+@click.argument("name", metavar="USER", shell_complete=completion.users)
 @yes
 @output
 @api
@@ -282,7 +283,7 @@ def token() -> None:
         "(umask 077; llmgw ctl token add ada > ~/.config/llmgw/token)",
     ),
 )
-@click.argument("user_name", metavar="USER")
+@click.argument("user_name", metavar="USER", shell_complete=completion.users)
 @click.option("--name", default="", help="What it is for, such as laptop.")
 @click.option("--expires", metavar="WHEN", help="After a time such as 90d, or at a moment. Default: never.")
 @output
@@ -316,7 +317,7 @@ def shown_once(made: dict[str, Any], field: str, remove: str) -> str:
 
 
 @token.command("show", epilog=example("llmgw ctl token show tok-1a2b3c4d5e6f"))
-@click.argument("token_id", metavar="ID")
+@click.argument("token_id", metavar="ID", shell_complete=completion.tokens)
 @output
 @api
 def show_token(client: Client, token_id: str, form: str) -> None:
@@ -329,7 +330,7 @@ def show_token(client: Client, token_id: str, form: str) -> None:
 
 
 @token.command(epilog=example("llmgw ctl token revoke tok-1a2b3c4d5e6f"))
-@click.argument("token_id", metavar="ID")
+@click.argument("token_id", metavar="ID", shell_complete=completion.tokens)
 @output
 @api
 def revoke(client: Client, token_id: str, form: str) -> None:

@@ -34,6 +34,8 @@ def replicas(
     """List replicas: state, age, where they run, and why they are so."""
     query: dict[str, Any] = {"model": model, "node": node, "state": state}
     none = "No replica matches." if any(query.values()) else "There are no replicas. What should run: llmgw ctl models"
+    if form in ("table", "wide"):
+        query["rejected"] = "false"  # nothing of it is shown, and it is most of the answer
     view(
         form,
         watch,
@@ -102,7 +104,10 @@ def _why(replica: Replica, wide: bool) -> list[str]:
             said.append(clean(shard["detail"]))
         if "exit" in shard:
             code, message = clean(shard["exit"]["code"]), clean(shard["exit"].get("message", ""))
-            said.append(code if message in words[0] else f"{code}: {message}")
+            if message in words[0]:
+                words[0] += "" if f"({code})" in words[0] else f" ({code})"
+            else:
+                said.append(f"{message} ({code})" if message else code)
         words += [f"{shard['node']}: {text}" if several else text for text in said]
     return [word for word in words if word]
 
@@ -223,7 +228,8 @@ def restart(
     queued = [entry["id"] for entry in answer["queued"]]
     how = "each is stopped first" if in_place else "each serves until its replacement is ready"
     say(
-        f"{plural(len(queued), 'replica')} queued ({listed(queued)}): {how}. See: llmgw ctl replicas --watch"
+        f"{plural(len(queued), 'replica')} queued ({listed(queued)}): {how}. See: llmgw ctl replicas --watch; "
+        "what was given up, and why: llmgw ctl events --kind restart-given-up"
         if queued
         else "There is nothing to restart."
     )

@@ -4,6 +4,7 @@ from typing import Any
 
 import click
 
+from llmgw.cli import completion
 from llmgw.cli.client import Client, segment
 from llmgw.cli.groups import Group
 from llmgw.cli.options import api, example, output
@@ -80,7 +81,7 @@ def _faults(setting: Setting) -> list[str]:
 
 
 @settings.command(epilog=example("llmgw ctl settings get requests.retention"))
-@click.argument("name", metavar="SETTING")
+@click.argument("name", metavar="SETTING", shell_complete=completion.settings)
 @output
 @api
 def get(client: Client, name: str, form: str) -> None:
@@ -111,7 +112,7 @@ def _from(origin: str) -> str:
     "set",
     epilog=example("llmgw ctl settings set requests.retention 14d", "llmgw ctl settings set sources.private true"),
 )
-@click.argument("name", metavar="SETTING")
+@click.argument("name", metavar="SETTING", shell_complete=completion.settings)
 @click.argument("value")
 @output
 @api
@@ -128,7 +129,7 @@ def _put(client: Client, name: str, value: Any, form: str) -> None:
 
 
 @settings.command(epilog=example("llmgw ctl settings unset requests.retention"))
-@click.argument("name", metavar="SETTING")
+@click.argument("name", metavar="SETTING", shell_complete=completion.settings)
 @output
 @api
 def unset(client: Client, name: str, form: str) -> None:

@@ -32,7 +32,7 @@ def top(client: Client, by: str, limit: int, form: str, watch: float | None) -> 
     def fetch() -> Item:
         return {
             "nodes": _busiest(client.all("nodes", "nodes")["nodes"], _node_use, by),
-            "replicas": _busiest(client.all("replicas", "replicas")["replicas"], _replica_use, by),
+            "replicas": _busiest(client.all("replicas", "replicas", rejected="false")["replicas"], _replica_use, by),
         }
 
     view(form, watch, fetch, lambda out, answer: show_top(out, answer, limit), moves=AGES)

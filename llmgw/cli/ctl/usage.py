@@ -94,6 +94,10 @@ def _seconds(value: float | None) -> str:
     return UNKNOWN if value is None else f"{value:.2f}" if value < 100 else f"{value:.0f}"
 
 
+def _whole(number: float | None) -> str:
+    return f"{count(number)} token" + ("" if number == 1 else "s")
+
+
 def _why(entry: Item) -> list[str]:
     words = [clean(entry["code"])] if entry.get("code") else []
     words += [f"tried before: {clean(reason)}" for reason in entry.get("retried") or ()]
@@ -122,8 +126,8 @@ def request(client: Client, request_id: str, form: str) -> None:
         ("stream", "yes" if entry.get("stream") else "no"),
         ("first byte", f"{_seconds(entry.get('first_byte_seconds'))} s"),
         ("took", f"{_seconds(entry.get('duration_seconds'))} s"),
-        ("prompt", f"{count(entry.get('prompt_tokens'))} tokens, {count(entry.get('cached_tokens'))} from the cache"),
-        ("answer", f"{count(entry.get('completion_tokens'))} tokens"),
+        ("prompt", f"{_whole(entry.get('prompt_tokens'))}, {count(entry.get('cached_tokens'))} from the cache"),
+        ("answer", _whole(entry.get("completion_tokens"))),
     ]
     for name, value in lines:
         say(f"{name:11} {clean(value)}")

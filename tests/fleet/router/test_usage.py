@@ -280,7 +280,8 @@ def test_sent_again_until_it_is_taken(tmp_path, upstream, faults):
         last = msgspec.json.decode(router.control.posts[len(faults)], type=UsageBatch)
         assert 0.1 < last.waited < 30
         assert router.log.read_text().count("usage records are not taken") == 1
-        assert not list((tmp_path / "state" / USAGE_DIRECTORY).glob("*.usage"))
+        place = tmp_path / "state" / USAGE_DIRECTORY
+        until(lambda: not list(place.glob("*.usage")), 5, "the files' end")
 
 
 def test_a_batch_that_is_refused(tmp_path, upstream):

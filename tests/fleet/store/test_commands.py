@@ -173,16 +173,23 @@ def test_what_is_replaced_is_kept(site: ControlPlane, tmp_path: Path) -> None:
     assert not [file for file in site.state.iterdir() if file.name.startswith(".llmgw")], "nothing is left over"
 
 
-def test_moving_to_postgresql_and_back(site: ControlPlane, tmp_path: Path, postgresql_server: Server) -> None:
-    """STO-02: the whole way a person goes, by password file, and the same content at each end."""
-    file = Sqlite(site.state / "llmgw.db")
-    before = seen(file)
+@pytest.fixture
+def sealed(postgresql_server: Server) -> Iterator[str]:
+    """The URL of an empty database whose owner needs a password."""
     database = postgresql_server.create()
-    postgresql_server.execute("DROP ROLE IF EXISTS sealed")
     postgresql_server.execute("CREATE ROLE sealed LOGIN PASSWORD 'not-a-word-for-logs'")
     postgresql_server.execute(f"ALTER DATABASE {database} OWNER TO sealed")
     postgresql_server.execute("GRANT ALL ON SCHEMA public TO sealed", database)
-    url = postgresql_server.url(database, "sealed")
+    yield postgresql_server.url(database, "sealed")
+    postgresql_server.execute(f"DROP DATABASE {database} WITH (FORCE)")
+    postgresql_server.execute("DROP ROLE sealed")
+
+
+def test_moving_to_postgresql_and_back(site: ControlPlane, tmp_path: Path, sealed: str) -> None:
+    """STO-02: the whole way a person goes, by password file, and the same content at each end."""
+    file = Sqlite(site.state / "llmgw.db")
+    before = seen(file)
+    url = sealed
     password = tmp_path / "password"
     password.touch(mode=0o600)
     password.write_text("wrong\n")

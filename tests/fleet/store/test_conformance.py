@@ -8,6 +8,7 @@ from tests.unit.controlplane.operations.test_history import *  # noqa: F403 - th
 from tests.unit.controlplane.store.test_decisions import *  # noqa: F403 - they are collected here
 from tests.unit.controlplane.store.test_identity import *  # noqa: F403 - they are collected here
 from tests.unit.controlplane.store.test_records import *  # noqa: F403 - they are collected here
+from tests.unit.controlplane.store.test_scans import *  # noqa: F403 - they are collected here
 from tests.unit.controlplane.store.test_schema import *  # noqa: F403 - they are collected here
 from tests.unit.controlplane.store.test_transactions import *  # noqa: F403 - they are collected here
 from tests.unit.controlplane.store.test_usage import *  # noqa: F403 - they are collected here

@@ -1,5 +1,6 @@
 """The command in odd surroundings: no terminal, no room, other people's text."""
 
+import io
 import json
 import os
 import subprocess
@@ -13,6 +14,8 @@ import responses
 from click.testing import CliRunner, Result
 
 from llmgw.cli import main
+from llmgw.cli.output import folded
+from tests.unit.cli.terminal import Terminal
 
 URL = "http://127.0.0.1:7000"
 STEERS = "\x1b]0;own\x07 \u009b31m \u202e \u2028"
@@ -93,6 +96,33 @@ def test_nothing_is_cut_off(columns: str, name: str) -> None:
     assert ("MODEL" in result.output.splitlines()[0]) == (
         columns == "1000" or (columns, name) in (("80", "m"), ("40", "m"))
     )
+
+
+def test_sentences_are_broken_between_words() -> None:
+    """CLI-02: a refusal on a terminal too; an indented line stays indented, a word stays whole."""
+    with Terminal("--api", "http://127.0.0.1:1", "ctl", "catalog", "reload", columns=50) as terminal:
+        assert terminal.ends() == 3
+    lines = terminal.text.splitlines()
+    assert len(lines) > 2 and max(map(len, lines)) <= 50
+    assert lines[0].startswith("Error: the API at ")
+    assert "Start it with: llmgw server." in " ".join(lines)
+
+
+def test_folded() -> None:
+    """Nothing is lost; what others fold or search gets the line as it is."""
+    pipe, screen = io.StringIO(), Screen()
+    text = "  file:/srv/" + "m" * 90 + ": is there too\n\nand a sentence of words" + " that go on" * 12
+    assert folded(text, pipe) == text
+    shown = folded(text, screen, 7).split("\n")
+    assert shown[0] == "  file:/srv/" + "m" * 90 + ":" and shown[1] == "  is there too" and shown[2] == ""
+    assert " ".join(shown[3:]) == text.rpartition("\n")[2]
+
+
+class Screen(io.StringIO):
+    """A terminal of 80 columns."""
+
+    def isatty(self) -> bool:
+        return True
 
 
 @pytest.fixture(scope="module")

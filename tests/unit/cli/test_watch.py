@@ -90,7 +90,8 @@ def test_a_terminal_is_redrawn_in_place(api: Api) -> None:
     """What changes is seen; the window may change its size; Ctrl-C ends it with status 130
     and leaves the last picture."""
     with Terminal("--api", api.url, "ctl", "nodes", "--watch", "0.1") as terminal:
-        terminal.until(lambda text: "\x1b[?1049h" in text and "a01" in text, "the other screen")
+        first = terminal.until(lambda text: "\x1b[?1049h" in text and "a01" in text, "the other screen")
+        assert "\u2588" in first, "bars are drawn as they are without --watch"
         api.fleet.nodes[0]["status"] = "lost"
         terminal.until(lambda text: "lost" in text, "the change")
         terminal.resize(40)

@@ -4,6 +4,7 @@ import dataclasses
 import random
 
 import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,10 +16,10 @@ from controlplane.planning.placement import choose
 from controlplane.planning.step import KEPT_VERDICTS, shard_spec
 from controlplane.planning.view import FleetView, ModelHealth, NodeView
 from controlplane.planning.work import LONG, Measured, Work
-from llmgw.wire.messages import Cpu, DeviceUse, EngineInstall, Measurements
+from llmgw.wire.messages import Cpu, DeviceUse, EngineInstall, Measurements, PortRange
 from tests.unit.controlplane.core import plain
 from tests.unit.controlplane.core.harness import GIB, gpus, inventory
-from tests.unit.controlplane.core.test_placement import GPU, NOW, catalog, fleet, rack
+from tests.unit.controlplane.core.test_placement import GPU, NOW, catalog, change_profile, fleet, profile, rack
 from tests.unit.controlplane.core.test_properties import EXAMPLES, add, copied, fleets
 
 
@@ -62,13 +63,20 @@ def _inventory(view, node, rng):
     )
 
 
+FACTS = {
+    "registered": (True, True, True, False),
+    "session": ("s", None),
+    "status": ("connected", "unreachable", "lost"),
+    "last_heard": (None, 1.0),
+    "agent_version": (None, "1", "2"),
+    "capabilities": (frozenset(), frozenset({"fetch:hf"})),
+}
+
+
 def _session(view, node, rng):
-    node.registered = rng.random() < 0.5
-    node.session = "s" if node.registered or rng.random() < 0.5 else None
-    node.status = rng.choice(["connected", "unreachable", "lost"])
-    node.last_heard = rng.choice([None, 1.0])
-    node.agent_version = rng.choice([None, "1", "2"])
-    node.capabilities = rng.choice([frozenset(), frozenset({"fetch:hf"})])
+    """One fact alone, so that none is noticed only because another one changed too."""
+    fact = rng.choice(sorted(FACTS))
+    setattr(node, fact, rng.choice(FACTS[fact]))
 
 
 def _measured(view, node, rng):
@@ -80,17 +88,14 @@ def _measured(view, node, rng):
 
 
 def _people(view, node, rng):
-    node.cordon = rng.choice([None, Cordon("r", "a", "t"), Cordon("s", "a", "t")])
-    node.own_labels = rng.choice([{}, {"tier": "gold"}, {"llmgw.io/rack": "b"}])
-    view.holds = rng.choice(
-        [
-            {},
-            {"tier=gold": Cordon("h", "a", "t")},
-            {"tier=gold": Cordon("i", "b", "t")},
-            {"llmgw.io/rack=b": node.cordon},
-        ]
-    )
-    view.holds = {domain: hold for domain, hold in view.holds.items() if hold is not None}
+    what = rng.choice(["cordon", "labels", "holds"])
+    if what == "cordon":
+        node.cordon = rng.choice([None, Cordon("r", "a", "t"), Cordon("s", "a", "t")])
+    elif what == "labels":
+        node.own_labels = rng.choice([{}, {"tier": "gold"}, {"llmgw.io/rack": "b"}])
+    else:
+        held = [{}, {"tier=gold": "h"}, {"tier=gold": "i"}, {"llmgw.io/rack=b": "h"}]
+        view.holds = {domain: Cordon(why, "a", "t") for domain, why in rng.choice(held).items()}
 
 
 def _ports(view, node, rng):
@@ -117,7 +122,59 @@ def _failed(view, node, rng):
     view.health[model] = ModelHealth(failures=1, failed_nodes=rng.choice([{}, {node.id: 1.0}]))
 
 
-CHANGES = (_inventory, _session, _measured, _people, _ports, _gone, _ended, _failed)
+CHANGES = (_inventory, _session, _session, _session, _measured, _people, _ports, _gone, _ended, _failed)
+
+
+def _set(**facts):
+    return lambda view: [setattr(view.nodes["n1"], name, value) for name, value in facts.items()]
+
+
+def _foreign(view):
+    view.nodes["n1"].measurements = Measurements(devices=(DeviceUse(uuid="GPU-0", foreign_processes=("x (pid 1)",)),))
+
+
+def _fetched():
+    """A profile whose weights the agent is to fetch, which no catalog of this engine may have."""
+    view = fleet(catalog())
+    change_profile(view, source="hf:org/name")
+    return view.catalog
+
+
+FETCHED = _fetched()
+AWAY = {"registered": False, "session": None, "last_heard": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("cat", "before", "change"),
+    [
+        (catalog(), {}, _set(registered=False)),
+        (catalog(), {"registered": False}, _set(session=None)),
+        (catalog(), AWAY, _set(last_heard=None)),
+        (catalog(), {**AWAY, "status": "unreachable"}, _set(status="lost")),
+        (FETCHED, {}, _set(agent_version="2")),
+        (FETCHED, {}, _set(capabilities=frozenset({"fetch:hf"}))),
+        (catalog(), {}, _set(cordon=Cordon("r", "a", "t"))),
+        (catalog(), {"cordon": Cordon("r", "a", "t")}, _set(cordon=Cordon("s", "a", "t"))),
+        (catalog(profile(node_selector="{tier: gold}")), {}, _set(own_labels={"tier": "gold"})),
+        (catalog(), {}, _set(inventory=inventory(memory_bytes=GIB))),
+        (catalog(GPU), {}, _foreign),
+        (catalog(), {}, _set(avoid_ports={20000: NOW + 50})),
+        (catalog(), {"avoid_ports": {20000: NOW + 5}}, lambda view: None),
+        (catalog(), {}, lambda view: setattr(view, "holds", {"llmgw.io/rack=r": Cordon("h", "a", "t")})),
+    ],
+)
+def test_every_fact_counts(cat, before, change):
+    """Each thing that an answer depends on is noticed when it alone changes, here time too."""
+    has = inventory(devices=gpus(2), labels={"llmgw.io/rack": "r"}, engine_ports=PortRange(first=20000, last=20000))
+    view = fleet(cat, n1=has)
+    _set(**before)(view)
+    overlay, candidates, model = Overlay(view), Candidates(), view.catalog.models["tiny"]
+    agree(view, overlay, candidates, model)
+    first = plain.choose(view, overlay, model, NOW)
+    change(view)
+    view.version += 1
+    assert plain.choose(view, overlay, model, NOW + 9) != first
+    agree(view, Overlay(view), candidates, model, now=NOW + 9)
 
 
 @EXAMPLES
@@ -127,17 +184,14 @@ def test_what_is_kept_is_what_would_be_found_anew(view: FleetView, seed: int):
     pass to pass, every choice, score, verdict and refusal is that of the plain way."""
     rng, candidates = random.Random(seed), Candidates()
     models = [model for model in view.catalog.models.values() if model.profiles]
-    for turn in range(8):
+    for turn in range(10):
         now = NOW + turn * rng.choice([0, 3])
-        overlay = Overlay(view)
         for _ in range(rng.randint(0, 3)):
             if view.nodes and models:
                 rng.choice(CHANGES)(view, view.nodes[rng.choice(sorted(view.nodes))], rng)
                 view.version += 1
         overlay = Overlay(view, later=rng.random() < 0.5)
-        for step in range(rng.randint(0, 4)):
-            if not models:
-                break
+        for step in range(rng.randint(1, 4) if models else 0):
             model = rng.choice(models)
             old = rng.choice([None, *view.replicas.values()])
             choice = agree(view, overlay, candidates, model, now=now, leaving=old)
@@ -158,15 +212,15 @@ def test_a_need_is_all_that_is_looked_at_of_a_profile(view: FleetView):
     """Two profiles with the same need share a pool: whatever else of them differs changes no answer."""
     overlay = Overlay(view)
     for model in view.catalog.models.values():
-        for profile in model.profiles:
+        for row in model.profiles:
             other = dataclasses.replace(
-                profile, name="other", fingerprint="g", priority=9, startup_timeout=1.0, args=("--x",), weight=2.0
+                row, name="other", fingerprint="g", priority=9, startup_timeout=1.0, args=("--x",), weight=2.0
             )
-            assert need(other) == need(profile)
+            assert need(other) == need(row)
             for node in view.nodes.values():
                 answers = [
                     plain.examine(node, overlay.on(node.id), which, holds=view.held(node), now=NOW)
-                    for which in (profile, other)
+                    for which in (row, other)
                 ]
                 assert answers[0] == answers[1]
 
@@ -180,8 +234,8 @@ def test_more_kinds_of_profiles_than_are_kept():
     candidates = Candidates()
     model = view.catalog.models["tiny"]
     assert len(model.profiles) > MAX_POOLS
-    for profile in model.profiles * 2:
-        agree(view, Overlay(view), candidates, dataclasses.replace(model, profiles=(profile,)))
+    for row in model.profiles * 2:
+        agree(view, Overlay(view), candidates, dataclasses.replace(model, profiles=(row,)))
     agree(view, Overlay(view), candidates, model)
 
 

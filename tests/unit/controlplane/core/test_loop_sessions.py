@@ -5,7 +5,7 @@ import pytest
 
 from controlplane.events import EnrolmentChanged, FrameReceived, SessionClosed, SessionOpened
 from controlplane.loop import LoopSettings
-from controlplane.planning.placement import Work
+from controlplane.planning.work import Work
 from llmgw.wire.messages import (
     Heartbeat,
     Hello,

@@ -81,11 +81,11 @@ def test_a_reader_that_breaks_reads_on(site, monkeypatch, caplog):
     real = providers.read_key
     broken = [True]
 
-    def read(name):
+    def read(name, ours):
         if broken:
             broken.pop()
             raise RuntimeError("boom")
-        return real(name)
+        return real(name, ours)
 
     monkeypatch.setattr(providers, "read_key", read)
     until(lambda: not broken)

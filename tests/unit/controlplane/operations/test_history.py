@@ -19,7 +19,7 @@ from controlplane.store.port import (
     StoreUnavailable,
     Transaction,
 )
-from controlplane.store.retention import BATCH, IDEMPOTENCY, Retention
+from controlplane.store.retention import BATCH, HOLD, IDEMPOTENCY, Retention
 from llmgw.runtime.clock import ManualClock
 from tests.unit.controlplane.store.places import Place
 
@@ -215,7 +215,7 @@ class Counting:
 def test_old_rows_go_in_bounded_transactions(place: Place) -> None:
     """STO-03: so that nobody waits long: at most ``BATCH`` rows each."""
     store = place.threads()
-    rows = tuple(EventEntry(f"{n}", 1.0, "x", "y") for n in range(2 * BATCH + 7))
+    rows = (EventEntry("new", NOW, "x", "y"), *(EventEntry(f"{n}", 1.0, "x", "y") for n in range(2 * BATCH + 7)))
     store.write(lambda tx: tx.events.add(rows), 30)
     counting = Counting(store)
     retention = Retention(counting, AGES.__getitem__, ManualClock(), pause=0.0)
@@ -227,7 +227,7 @@ def test_old_rows_go_in_bounded_transactions(place: Place) -> None:
 def test_a_store_that_is_away_ends_a_round_and_the_next_one_comes(place: Place) -> None:
     """STO-03: told, and tried again at the next round."""
     store = place.threads()
-    store.write(lambda tx: tx.events.add((EventEntry("old", 1.0, "x", "y"),)))
+    store.write(lambda tx: tx.events.add((EventEntry("old", 1.0, "x", "y"), EventEntry("new", NOW, "x", "y"))))
 
     class Away(Counting):
         calls = 0
@@ -247,3 +247,32 @@ def test_a_store_that_is_away_ends_a_round_and_the_next_one_comes(place: Place) 
         while retention.failing:
             gevent.sleep(0.01)
     retention.stop()
+
+
+def test_a_clock_that_jumps_ahead_empties_nothing(place: Place) -> None:
+    """API-06: neither at a jump, nor at a start with a wrong clock, nor, an hour later, what
+    is young by the newest of its kind; an hour is long enough for a clock that is right."""
+    store = place.threads()
+    for number, seconds in enumerate((10.0, 150.0, 3 * 86_400.0)):
+        store.write(lambda tx, s=seconds, n=number: age(tx, s, n))
+    everything = left(store)
+    clock = ManualClock()
+    retention = Retention(store, dict.fromkeys(AGES, 2 * 86_400.0).__getitem__, clock, pause=0.0)
+    clock.step_wall(30 * 86_400.0)
+    retention.round()
+    assert "30.0 days ahead of the newest entry" in retention.holding
+    assert left(store) == everything, "found wrong at the start"
+    clock.step_wall(-30 * 86_400.0)
+    clock.advance(HOLD + 1)
+    retention.round()
+    assert retention.holding == "" and retention.dropped["requests"] == 1, "the one that was too old"
+    everything = left(store)
+    clock.step_wall(365 * 86_400.0)
+    retention.round()
+    assert "jumped 8760.0 h ahead" in retention.holding and left(store) == everything
+    clock.advance(HOLD - 1)
+    retention.round()
+    assert left(store) == everything
+    clock.advance(2)
+    retention.round()
+    assert retention.holding == "" and left(store) == everything, "age counts from the newest"

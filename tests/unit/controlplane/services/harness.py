@@ -40,6 +40,7 @@ class Store:
         self.away = False
         self.lose = False
         self.failing = ""
+        self.failing_for: float | None = None
 
     def write(self, work: Callable[[Transaction], T], timeout: float | None = None) -> T:
         if self.away:

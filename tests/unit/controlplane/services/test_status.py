@@ -34,9 +34,10 @@ def test_each_problem_says_what_to_do() -> None:
     assert refused.startswith("/etc/catalog.yaml was refused (2 faults)") and "models.m: is wrong" in refused
     watched.settings.faults["requests.retention"] = "must be a duration"
     assert "ctl settings set requests.retention" in watched.about("setting")[0]
-    watched.store.failing = "the store did not answer within 5 s"
+    watched.store.failing, watched.store.failing_for = "the store did not answer within 5 s", 300.0
     watched.more.append(Problem("store", "spool", "usage waits for the store (3.0 MB of usage wait)"))
     assert len(watched.about("store")) == 2
+    assert watched.about("store")[0].startswith("database is away since 2027-01-15T07:56:00+00:00 (5 min): the store ")
     watched.journal.failing = "no space left on device"
     assert "so actions wait" in watched.about("journal")[0]
 

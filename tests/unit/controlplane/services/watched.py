@@ -26,7 +26,7 @@ class Watched:
         self.catalog = SimpleNamespace(refusal=None)
         self.settings = SimpleNamespace(faults={})
         self.scopes: set[str] = set()
-        self.store = SimpleNamespace(failing="")
+        self.store = SimpleNamespace(failing="", failing_for=None)
         self.journal = SimpleNamespace(failing="")
         self.more: list[Problem] = []
         self.fleet = Fleet(

@@ -1,12 +1,14 @@
 """What can go wrong with a SQLite file (STO-01, STO-03)."""
 
 import os
+import random
 import sqlite3
 import stat
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,9 +16,11 @@ from controlplane.leadership.single import DatabaseLock
 from controlplane.store.access import StoreThreads
 from controlplane.store.database import Database
 from controlplane.store.port import RequestEntry, StoreError, StoreUnavailable, Transaction
+from controlplane.store.queries import scan
 from controlplane.store.sqlite import Sqlite
 from tests.unit.controlplane.store.places import Place, hub_is_free
 from tests.unit.controlplane.store.test_identity import key
+from tests.unit.controlplane.store.test_scans import entry as log_entry
 
 
 @pytest.fixture
@@ -214,3 +218,51 @@ def test_a_report_that_nobody_waits_for_is_broken_off(place: Place) -> None:
     with pytest.raises(StoreUnavailable, match="did not answer"):
         store.read(endless, timeout=0.1)
     assert len(store.read(lambda tx: tx.usage.requests(500).items, timeout=3.0)) == 400
+
+
+# ---------------------------------------------------------------- work
+
+
+def steps(store: StoreThreads, **which: Any) -> int:
+    """Steps of SQLite's virtual machine, in thousands, that a page takes."""
+    counted = 0
+
+    def count() -> int:
+        nonlocal counted
+        counted += 1
+        return 0
+
+    def read(tx: Any) -> None:
+        tx.usage.requests(10, **which)  # what the statements are compiled to is known afterwards
+        driver = tx.usage._sql.connection.connection.driver_connection
+        driver.set_progress_handler(count, 1000)
+        tx.usage.requests(10, **which)
+        driver.set_progress_handler(None, 0)
+
+    store.read(read)
+    return counted
+
+
+def test_a_page_takes_no_longer_in_a_longer_log(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """STO-03: of a scope with no or few rows, and of filters that no index serves together:
+    the reading connection is never held for the length of the log."""
+    monkeypatch.setattr(scan, "MOST", 500)
+    store = place.threads()
+    chance = random.Random(1)
+    asked = (
+        {"scope": "none"},
+        {"scope": "a"},
+        {"scope": "quiet"},
+        {"model": "m1", "failed": True, "replica": "none"},
+        {"scope": "a", "model": "none"},
+        {"replica": "none"},
+        {"failed": False, "replica": "none"},
+    )
+    taken = []
+    for batch in range(2):
+        entries = [log_entry(number, chance) for number in range(batch * 10_000, (batch + 1) * 10_000)]
+        entries.append(RequestEntry(1.0, f"q{batch}", "k", "quiet", "m1", 200, "r"))
+        store.write(lambda tx, b=batch, e=entries: tx.usage.add("r", "b", b + 1, e, log=True), 30)
+        taken.append([steps(store, **which) for which in asked])
+    assert max(taken[1]) < 60, taken  # 20,000 rows would be some hundreds
+    assert all(later <= 2 * first + 3 for first, later in zip(*taken, strict=True)), taken

@@ -121,6 +121,24 @@ def test_a_reader_cannot_write(store: StoreThreads, place: Place) -> None:
         place.open(write=False).transact(lambda tx: tx.scopes.put(scope("x")))
 
 
+def test_a_store_that_failed_is_asked_whether_it_is_back(store: StoreThreads, monkeypatch: pytest.MonkeyPatch) -> None:
+    """STO-03: since when it is away is told, and that it is no longer, though nobody else asks."""
+    monkeypatch.setattr(access, "PROBE", 0.02)
+    assert store.failing_for is None
+    with pytest.raises(StoreUnavailable):
+        store.read(lambda tx: tx.keys.add(key(1)))
+    first = store.failing_for
+    assert first is not None and first >= 0.0
+    with pytest.raises(StoreUnavailable):
+        store.read(lambda tx: tx.keys.add(key(1)))
+    again = store.failing_for
+    assert again is not None and again >= first, "since the first of them"
+    with gevent.Timeout(10):
+        while store.failing:
+            gevent.sleep(0.01)
+    assert store.failing_for is None and store.failures == 2
+
+
 # ---------------------------------------------------------------- patience
 
 
