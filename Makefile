@@ -77,6 +77,10 @@ bench-router: setup  ## Compare the router with vllm-router and LiteLLM on this 
 bench-store: setup  ## Measure usage and the request log on SQLite and PostgreSQL (ARGS='--rows 200000' for a short run)
 	@$(PY) bench/store.py $(ARGS)
 
+.PHONY: bench-fleet
+bench-fleet: setup  ## Place replicas on 2,000 simulated nodes and time the command (ARGS='--nodes 200' for a short run)
+	@$(PY) bench/status.py $(ARGS)
+
 .PHONY: lock
 lock: setup  ## Resolve the dependency ranges of pyproject.toml into requirements.lock anew
 	@tools/lock.sh "$(VENV)" $(ARGS)

@@ -18,6 +18,7 @@ import sys  # noqa: E402
 import tempfile  # noqa: E402
 import time  # noqa: E402
 from collections import Counter  # noqa: E402
+from datetime import datetime  # noqa: E402
 from pathlib import Path  # noqa: E402
 from typing import Any  # noqa: E402
 
@@ -25,6 +26,7 @@ import gevent  # noqa: E402
 import requests  # noqa: E402
 import yaml  # noqa: E402
 
+from controlplane.journal import files, parse_line  # noqa: E402
 from llmgw.runtime.settings import parse_address  # noqa: E402
 from llmgw.sim.fleet import Shape, SimFleet  # noqa: E402
 
@@ -103,10 +105,28 @@ class Server:
         )
         return time.monotonic() - begin, done.stdout + done.stderr
 
-    def stalls(self) -> list[float]:
-        """Seconds of each stall of the hub above 100 ms that was logged."""
+    def stalls(self) -> list[tuple[float, float]]:
+        """Of each stall of the hub above 100 ms that was logged: its seconds, and how much of
+        it the control plane worked. The rest is a machine that ran something else."""
         log = (self.folder / "log").read_text()
-        return [float(seconds) for seconds in re.findall(r"event loop was held.*?seconds=([0-9.]+)", log)]
+        found = re.findall(r"event loop was held.*? seconds=([0-9.]+) cpu_seconds=([0-9.]+)", log)
+        return [(float(seconds), float(cpu)) for seconds, cpu in found]
+
+    def placed(self) -> tuple[int, float]:
+        """How many placements the journal has, and the seconds between the first and the last."""
+        moments: list[datetime] = []
+        for file in files(self.folder / "state" / "decisions.jsonl"):
+            for line in file.read_bytes().splitlines() if file.exists() else ():
+                entry = parse_line(line)
+                if entry is not None and entry.kind == "place":
+                    moments.append(datetime.fromisoformat(entry.at))
+        return len(moments), (max(moments) - min(moments)).total_seconds() if moments else 0.0
+
+    def memory(self) -> tuple[int, int]:
+        """MB resident now, and at most so far."""
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        sizes = dict(re.findall(r"(VmRSS|VmHWM):\s+(\d+) kB", status))
+        return int(sizes["VmRSS"]) // 1024, int(sizes["VmHWM"]) // 1024
 
     def culprits(self) -> Counter[str]:
         """Where the hub was when it was held: the innermost line of ours, and how often."""
@@ -165,8 +185,17 @@ def main() -> None:
             print(f"\n{'command':28} {'best s':>7} {'worst s':>8} {'widest':>7} {'bytes':>10}")
             for name, best, worst, widest, size in rows:
                 print(f"{name:28} {best:7.2f} {worst:8.2f} {widest:7} {size:10}")
+            placed, took = server.placed()
+            print(f"placed: {placed} replicas in {took:.2f} s, {placed / took if took else 0:.0f} a second")
+            now, most = server.memory()
+            print(f"memory of the control plane: {now} MB, at most {most} MB")
             stalls = server.stalls()
-            print(f"stalls of the hub above 100 ms: {len(stalls)}, longest {max(stalls, default=0):.2f} s")
+            own = [cpu for _, cpu in stalls if cpu > 0.1]
+            longest = max((seconds for seconds, _ in stalls), default=0)
+            print(
+                f"stalls of the hub above 100 ms: {len(stalls)}, longest {longest:.2f} s; of more than 100 ms of own "
+                f"work: {len(own)}, longest {max(own, default=0):.2f} s"
+            )
             for place, count in server.culprits().most_common(12):
                 print(f"  {count:4} {place}")
         finally:

@@ -9,7 +9,6 @@ from gevent import monkey
 monkey.patch_all()
 
 import argparse  # noqa: E402
-import gc  # noqa: E402
 import logging  # noqa: E402
 import os  # noqa: E402
 import random  # noqa: E402
@@ -77,6 +76,7 @@ from controlplane.store.port import StoreError, StoreUnavailable  # noqa: E402
 from llmgw import __version__  # noqa: E402
 from llmgw.runtime.clock import SystemClock  # noqa: E402
 from llmgw.runtime.daemon import Stopper, allow_many_files, reload_when, run  # noqa: E402
+from llmgw.runtime.garbage import Garbage  # noqa: E402
 from llmgw.runtime.logs import Logger, configure, set_level  # noqa: E402
 from llmgw.runtime.settings import Fault, Loaded, SettingsError  # noqa: E402
 from llmgw.runtime.stall import StallDetector  # noqa: E402
@@ -409,11 +409,11 @@ def _serve(settings: Loaded, files: Files, tokens: FleetTokens, reread: Callable
     except (StoreError, StoreUnavailable) as error:
         place = "store.url" if settings["store.url"] else "state_dir"
         raise SettingsError("llmgw server", [Fault(place, str(error))]) from error
-    gc.collect()
-    gc.freeze()  # what lives for ever: to look through it again and again would hold the hub for 100 ms and more
+    garbage = Garbage(SystemClock()).start()  # before agents connect: to look through all there is takes a while
     control_plane.start()
     gevent.spawn(reload_when, asked, control_plane.reload)
     stopper.wait()
+    garbage.stop()
     control_plane.stop()
     log.info("stopped")
     return 0

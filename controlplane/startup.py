@@ -17,7 +17,7 @@ from controlplane.store.access import StoreThreads
 from controlplane.store.backup import back_up
 from controlplane.store.database import Backend
 from controlplane.store.opening import backend_of, threads
-from controlplane.store.port import StoredModel, StoreUnavailable
+from controlplane.store.port import StoredModel, StoreError, StoreUnavailable
 from controlplane.store.sqlite import Sqlite
 from llmgw.runtime.clock import SystemClock
 from llmgw.runtime.files import private_directory

@@ -331,7 +331,8 @@ def _what_next(site: Site, settings: Loaded, key: str | None) -> None:
     say("")
     say("Then:")
     say(f"  {prefix}llmgw ctl status")
-    say(f"  add a model to {settings['catalog']} (it shows one to try), then: {prefix}llmgw ctl catalog reload")
+    say(f"  add a model: {prefix}llmgw ctl model add --help")
+    say(f"  or write it into {settings['catalog']} (it shows one to try), then: {prefix}llmgw ctl catalog reload")
     say(f"  point clients at http://{site.answers.listen}/v1, with an API key")
     if key is not None:
         say("")

@@ -35,7 +35,6 @@ Row = tuple[float, float, float, str]
 class Seen:
     """All that ``examine`` looks at of a node, as it was."""
 
-    node: NodeView
     claims: Claims
     facts: tuple[object, ...]
     measurements: Measurements | None
@@ -171,8 +170,8 @@ class Candidates:
 
     def _changed(self, node: NodeView, claims: Claims, now: float) -> bool:
         seen, facts = self._seen.get(node.id), _facts(node, now)
-        if seen is None or seen.node is not node:
-            self._seen[node.id] = Seen(node, claims, facts, node.measurements, foreign_processes(node))
+        if seen is None:
+            self._seen[node.id] = Seen(claims, facts, node.measurements, foreign_processes(node))
             return True
         changed = seen.facts != facts
         if changed:

@@ -64,7 +64,7 @@ def create(
         return
     allowed = ", ".join(made["models"]) if made.get("models") else "all models"
     where = "" if sys.stdout.isatty() else ", on standard output"
-    until = moment(made["expires_at"]) if made.get("expires_at") else "never"
+    until = f"{moment(made['expires_at'])} UTC" if made.get("expires_at") else "never"
     words = f"{made['id']} for {allowed}, expires {until}. Shown this once{where}:"
     click.echo(clean(words), err=True)
     click.echo(secret)

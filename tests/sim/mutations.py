@@ -18,6 +18,7 @@ from controlplane.events import Commit, Committed, ServingSet
 from controlplane.fleet import intents, restarts, sessions
 from controlplane.loop import Loop
 from controlplane.planning import check, explain, reconcile, state, step, wanted
+from controlplane.planning.candidates import Candidates
 from controlplane.planning.view import FleetView, ShardView
 from controlplane.publish.providers import ProviderKeys
 from controlplane.publish.table import Publisher
@@ -241,6 +242,11 @@ def endpoints_without_their_key(patch):
     patch.setattr(Publisher, "_with_key", lambda self, model, files: model)
 
 
+def answers_are_kept_for_ever(patch):
+    """PLC-13: what a node answered once is not asked again after its claims or facts changed."""
+    patch.setattr(Candidates, "_mark", lambda self, node_id: None)
+
+
 MUTATIONS: tuple[tuple[Mutation, tuple[str, ...]], ...] = (
     (no_deduplication, ("answer-lost", "stall", "scale", "engine-crash")),
     (dispatch_before_commit, ("slow-journal", "scale")),
@@ -264,5 +270,6 @@ MUTATIONS: tuple[tuple[Mutation, tuple[str, ...]], ...] = (
     (a_failed_replacement_is_not_noticed, ("restart", "temper", "engine-crash")),
     (keys_are_read_once, ("provider",)),
     (endpoints_without_their_key, ("provider",)),
+    (answers_are_kept_for_ever, ("scale", "engine-crash")),
 )
 """Each with the kinds of faults that provoke it; none = the usual storm."""

@@ -340,7 +340,8 @@ def remove(client: Client, name: str, yes: bool, dry_run: bool, form: str) -> No
     if plain(answer, form):
         return
     if answer.get("keys"):
-        say(f"  these API keys were good for it alone, and are good for nothing now: {listed(answer['keys'], 12)}")
+        then = "would be good for nothing" if dry_run else "are good for nothing now"
+        say(f"  these API keys are for it alone, and {then}: {listed(answer['keys'], 12)}")
     say(f"{real} would be removed" if dry_run else f"{real} is removed; its replicas are drained and stopped")
 
 

@@ -15,6 +15,9 @@ from llmgw.wire.messages import HeartbeatAck, Welcome
 from tests.fakes.controlplane import ControlPlane, until
 from tests.fakes.postgresql import Server
 
+STARTING = 90.0
+"""Seconds a process may take to get going: where processors are busy some need ten and more."""
+
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
@@ -79,7 +82,11 @@ def test_a_server_that_comes_later_is_waited_for(server: Server, url: str, tmp_p
     control_plane.log_file.unlink()
     starting = threading.Thread(target=control_plane.start)
     starting.start()
-    until(lambda: control_plane.log_file.exists() and "cannot be opened yet" in control_plane.log(), "it waits again")
+    until(
+        lambda: control_plane.log_file.exists() and "cannot be opened yet" in control_plane.log(),
+        "it waits again",
+        timeout=STARTING,
+    )
     server.start()
     starting.join()
     assert cordon(control_plane, "disk").status_code == 200
@@ -94,7 +101,7 @@ def test_a_second_control_plane_is_refused_with_the_remedy(url: str, tmp_path: P
     second.mkdir()
     one, two = ControlPlane(first, store__url=url).start(), ControlPlane(second, store__url=url)
     refused = launch(two)
-    assert refused.wait(30) == 2
+    assert refused.wait(STARTING) == 2
     assert "store.url: " in two.log() and "another control plane uses it" in two.log()
     assert "Traceback" not in two.log()
     one.stop(signal.SIGKILL)

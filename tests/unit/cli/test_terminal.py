@@ -108,6 +108,29 @@ def test_sentences_are_broken_between_words() -> None:
     assert "Start it with: llmgw server." in " ".join(lines)
 
 
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        ("ctl node here", "show here"),
+        ("ctl node shwo", "show"),
+        ("ctl user zoe", "show zoe"),
+        ("expain", "ctl explain"),
+    ],
+)
+def test_what_may_have_been_meant(words: str, hint: str) -> None:
+    """CLI-01: a name where a command belongs is most likely one to be shown."""
+    done = run(*words.split())
+    assert done.exit_code == 2 and f"Did you mean {hint!r}?" in done.output
+
+
+@pytest.mark.parametrize("group", [[], ["ctl"], ["ctl", "model"]])
+def test_lists_of_commands_are_whole(group: list[str]) -> None:
+    """DOC-03: what a command does is not cut off where the terminal is narrow."""
+    shown = CliRunner().invoke(main, [*group, "--help"], terminal_width=80).output
+    assert "..." not in shown.partition("Commands:")[2].partition("Example:")[0]
+    assert max(map(len, shown.splitlines())) <= 80
+
+
 def test_folded() -> None:
     """Nothing is lost; what others fold or search gets the line as it is."""
     pipe, screen = io.StringIO(), Screen()

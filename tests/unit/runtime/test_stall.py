@@ -47,3 +47,4 @@ def test_a_held_hub_is_seen_and_named() -> None:
     (line,) = [json.loads(line) for line in seen["log"].splitlines()]
     assert line["message"] == "the event loop was held"
     assert "hold_the_hub" in line["stack"]
+    assert line["seconds"] > 0.8 and line["cpu_seconds"] < 0.5  # it slept: that was no work

@@ -7,7 +7,7 @@ import time
 import pytest
 import requests
 
-from controlplane.services.events import MAX_WATCHERS
+from controlplane.services.events import MAX_OF_ONE
 from llmgw.wire.messages import Welcome
 from tests.fakes.controlplane import ControlPlane, until
 from tests.fleet.controlplane.api.client import Client, problem
@@ -69,7 +69,7 @@ def test_a_client_that_goes_away_is_forgotten(own: ControlPlane) -> None:
     """API-04: its place is free again with the next thing that is sent to it."""
     own.start()
     head = f"GET /api/v1/events?watch=true HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {own.token}\r\n\r\n"
-    socks = [socket.create_connection(own.addresses["admin.listen"], timeout=10) for _ in range(MAX_WATCHERS)]
+    socks = [socket.create_connection(own.addresses["admin.listen"], timeout=10) for _ in range(MAX_OF_ONE)]
     for sock in socks:
         sock.sendall(head.encode())
         assert sock.recv(12) == b"HTTP/1.1 200"

@@ -80,6 +80,9 @@ def test_replicas_are_replaced_on_request(own: ControlPlane) -> None:
     assert [row["id"] for row in queued] == [old.replica_id]
     new = agent.expect(Start).spec
     assert new.model == "one" and new.replica_id != old.replica_id
+    for query, shows in (("", True), ("?rejected=true", True), ("?rejected=false", False)):
+        listed = api.ok("GET", f"replicas{query}")["replicas"]
+        assert ["rejected" in replica for replica in listed] == [shows, shows]
     shown = api.ok("GET", f"replicas/{old.replica_id}")
     assert (
         shown["restart"] == "replacing" and "leak" in shown["restart_asked"] and shown["replacement"] == new.replica_id

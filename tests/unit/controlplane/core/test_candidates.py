@@ -19,7 +19,7 @@ from controlplane.planning.work import LONG, Measured, Work
 from llmgw.wire.messages import Cpu, DeviceUse, EngineInstall, Measurements, PortRange
 from tests.unit.controlplane.core import plain
 from tests.unit.controlplane.core.harness import GIB, gpus, inventory
-from tests.unit.controlplane.core.test_placement import GPU, NOW, catalog, change_profile, fleet, profile, rack
+from tests.unit.controlplane.core.test_placement import GPU, NOW, catalog, change_profile, fleet, profile, rack, running
 from tests.unit.controlplane.core.test_properties import EXAMPLES, add, copied, fleets
 
 
@@ -263,6 +263,21 @@ def test_only_what_changed_is_examined_again(monkeypatch):
     view.version += 1
     agree(view, overlay, candidates, model)
     assert looked == ["n7"]
+
+
+def test_what_a_pass_placed_last_is_known_to_the_next():
+    """Nothing was asked after it; in the next pass the claims are the same, but new to the answers."""
+    view = fleet(n1=inventory(), n2=inventory())
+    running(view, "n2", "x-1", model="x")
+    running(view, "n2", "x-2", model="x")
+    overlay, candidates, model = Overlay(view), Candidates(), view.catalog.models["tiny"]
+    spot = agree(view, overlay, candidates, model).spot
+    spec = shard_spec(model, spot, "tiny-1")
+    overlay.add("tiny-1", spot.node.id, spec)
+    view.replicas.clear()
+    add(view, "tiny-1", spot.node.id, spec)
+    view.version += 1
+    agree(view, Overlay(view), candidates, model)
 
 
 def test_fit_holds_no_more_than_the_scores_need():

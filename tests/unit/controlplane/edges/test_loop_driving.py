@@ -10,7 +10,7 @@ import gevent
 import msgspec
 import pytest
 
-from controlplane.driver import Driver
+from controlplane.driver import BATCH, Driver
 from controlplane.events import (
     CloseSession,
     Commit,
@@ -24,6 +24,7 @@ from controlplane.events import (
 )
 from controlplane.inbox import Inbox
 from controlplane.journal import KEPT, Journal
+from controlplane.planning.work import LONG
 from controlplane.publish.table import Publisher
 from llmgw.runtime.clock import ManualClock, SystemClock
 from llmgw.wire.messages import CommandResult, Heartbeat, HeartbeatAck
@@ -343,3 +344,22 @@ def test_what_the_loop_is_told_of_a_commit() -> None:
     inbox = Inbox()
     inbox.force(Committed(7))
     assert drained(inbox) == [Committed(7)]
+
+
+def test_events_that_take_long_are_taken_in_part() -> None:
+    """STO-03: not a whole batch of them in a row; each but the last of all knows that more come."""
+    clock, inbox = ManualClock(), Inbox()
+    taken: list[bool] = []
+
+    class Slow(FakeLoop):
+        def handle(self, event, now: float, *, more: bool = False) -> list:
+            taken.append(more)
+            clock.advance(0.6 * LONG)
+            return []
+
+    driver = Driver(Slow(), inbox, clock, {})
+    for number in range(5):
+        inbox.force(result(f"s{number}"))
+    assert driver._take_events() == BATCH and taken == [True, True]
+    assert driver._take_events() == BATCH and taken == [True] * 4
+    assert driver._take_events() == 1 and taken == [True] * 4 + [False]

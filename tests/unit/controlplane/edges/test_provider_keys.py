@@ -5,7 +5,7 @@ import pytest
 
 from controlplane.events import ProviderKeysRead
 from controlplane.publish import providers
-from controlplane.publish.providers import ProviderKeys
+from controlplane.publish.providers import ProviderKeys, read_key
 from controlplane.publish.table import Publisher
 from llmgw.wire.routing import Endpoint, RoutedModel, decode_table
 
@@ -92,3 +92,32 @@ def test_a_reader_that_breaks_reads_on(site, monkeypatch, caplog):
     write(file, "second-key")
     until(lambda: key_of(publisher) == ["second-key"])
     assert "-key" not in caplog.text.replace("provider-key", "")
+
+
+def test_a_secret_of_the_control_plane_goes_to_no_provider(tmp_path):
+    """SEC-03: whatever a catalog says, and whatever way leads there; the fault tells nothing of it."""
+    state = tmp_path / "state"
+    state.mkdir()
+    token = state / "admin.token"
+    write(token, "adm-llmgw-0123456789abcdef")
+    (tmp_path / "link").symlink_to(token)
+    (tmp_path / "folder").symlink_to(state)
+    password = tmp_path / "password"
+    write(password, "the-store-s-password")
+    write(tmp_path / "provider.key", "provider-key-1")
+    ours = (state, password)
+    for way in (
+        token,
+        tmp_path / "link",
+        tmp_path / "folder" / "admin.token",
+        state / ".." / "state" / "admin.token",
+        password,
+    ):
+        found = read_key(str(way), ours)
+        assert found.key == ""
+        assert found.fault == (
+            f"its key file {way} holds a secret of the control plane itself: give the provider's key a file of its own"
+        )
+    assert read_key(str(tmp_path / "provider.key"), ours).key == "provider-key-1"
+    (tmp_path / "round").symlink_to("round")
+    assert "cannot be read" in read_key(str(tmp_path / "round"), ours).fault

@@ -7,8 +7,11 @@ import pytest
 
 from controlplane.catalog.source import SourceReport
 from controlplane.events import CatalogChanged
+from controlplane.services import models as module
+from controlplane.services.changes import Principal
 from controlplane.services.errors import Refused
-from tests.unit.controlplane.services.harness import SIM, World, ask, until
+from controlplane.store.port import Grant
+from tests.unit.controlplane.services.harness import ADMIN, SIM, World, ask, until
 
 
 def names(world: World) -> set[str]:
@@ -176,3 +179,28 @@ def test_what_was_removed_and_added_meanwhile_is_another(world: World) -> None:
         world.models.put(ask(), "m", new)
     assert refused.value.status == 409
     assert world.catalog.stored["m"].definition["class"] == "critical"
+
+
+def test_an_owner_s_slow_sources_keep_no_operator_waiting(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CAT-09: looks of owners have turns of their own, and who waits too long for one is
+    told to try again later."""
+    monkeypatch.setattr(module, "PATIENCE", 0.05)
+    slow = gevent.event.Event()
+
+    def look(source: str) -> SourceReport:
+        if source == "slow":
+            slow.wait()
+        return SourceReport(source, "exists", "is there")
+
+    world.report = look
+    owner = Principal("olga", "tok", (Grant("owner", "acme"),))
+    looks = [gevent.spawn(world.models.check_source, owner, "slow") for _ in range(module.OF_OWNERS)]
+    until(lambda: len(world.looked) == module.OF_OWNERS)
+    with pytest.raises(Refused) as refused:
+        world.models.check_source(owner, "quick")
+    assert (refused.value.code, refused.value.status) == ("busy", 503)
+    for _ in range(2 * module.AT_ONCE):
+        assert world.models.check_source(ADMIN, "quick").usable
+    slow.set()
+    gevent.joinall(looks, raise_error=True)
+    assert world.models.check_source(owner, "quick").usable

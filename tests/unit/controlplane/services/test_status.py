@@ -26,7 +26,7 @@ def test_each_problem_says_what_to_do() -> None:
     assert watched.about("scope") == ["acme owns m, o, but is no scope: make it with POST /api/v1/scopes"]
     assert watched.about("stale") == ["m 1 replica runs an older profile: llmgw ctl restart --stale"]
     watched.view.holds = {"llmgw.io/rack=r1": Cordon("water", "ada", "2026-01-01T00:00:00+00:00")}
-    assert watched.about("hold") == ["llmgw.io/rack=r1 is held by ada since 2026-01-01T00:00:00+00:00: water"]
+    assert watched.about("hold") == ["llmgw.io/rack=r1 is held by ada since 2026-01-01T00:00:00Z: water"]
     watched.view.serving = ServingSet(stopped=True, actor="ada")
     assert watched.about("serving") == ["serving was stopped by ada: every request is refused; llmgw start ends that"]
     watched.catalog.refusal = SettingsError("/etc/catalog.yaml", [Fault("models.m", "is wrong"), Fault("x", "too")])
