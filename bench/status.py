@@ -186,7 +186,8 @@ def main() -> None:
             for name, best, worst, widest, size in rows:
                 print(f"{name:28} {best:7.2f} {worst:8.2f} {widest:7} {size:10}")
             placed, took = server.placed()
-            print(f"placed: {placed} replicas in {took:.2f} s, {placed / took if took else 0:.0f} a second")
+            rate = f"in {took:.2f} s, {placed / took:.0f} a second" if took else "in one pass"
+            print(f"placed: {placed} replicas {rate}")
             now, most = server.memory()
             print(f"memory of the control plane: {now} MB, at most {most} MB")
             stalls = server.stalls()

@@ -21,6 +21,10 @@ MAX_ALLOWED = 200
 
 FILE_SECTION = "cluster"
 
+OPERATORS = frozenset({"serving.stopped", "log.level"})
+"""Those that an operator may change too: whoever is on call must be able to stop serving
+and to look closer. The others are an administrator's (API-08)."""
+
 PROCESS = {"log.level": "log.level"}
 """Cluster settings whose file value is a setting of the process, which was there first."""
 

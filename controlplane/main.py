@@ -53,7 +53,6 @@ from controlplane.planning.work import Measured  # noqa: E402
 from controlplane.publish.providers import ProviderKeys, read_all  # noqa: E402
 from controlplane.publish.routes import key_files  # noqa: E402
 from controlplane.publish.table import Publisher  # noqa: E402
-from controlplane.remembered import remember  # noqa: E402
 from controlplane.services.auth import load_local_token  # noqa: E402
 from controlplane.services.catalog import CatalogService  # noqa: E402
 from controlplane.services.changes import Changes  # noqa: E402
@@ -86,8 +85,6 @@ log = Logger("llmgw.server")
 decisions = Logger("llmgw.decision")
 
 DEFAULT_CONFIG = Path("/etc/llmgw/controlplane.yaml")
-OPENING = 30.0
-"""Seconds the store has at the start."""
 
 
 class ControlPlane:
@@ -108,10 +105,7 @@ class ControlPlane:
         state_dir = make_state_dir(settings["state_dir"])
         self._opened = store
         self._store = store.threads
-        now = self._clock.now().timestamp()
-        candidate = secrets.token_bytes(32)
-
-        kept = self._store.write(lambda tx: remember(tx, candidate, now), timeout=OPENING)
+        kept = store.kept
         changes = Changes(self._store, self._clock)
         self._cluster = ClusterSettings(
             self._store, changes, self._clock, file=file_values(settings), stored=kept.settings

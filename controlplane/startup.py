@@ -1,6 +1,7 @@
 """What happens before there is a control plane: getting hold of the store, however long
 that takes, and reading what people wrote."""
 
+import secrets
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from controlplane.catalog.model import Catalog
 from controlplane.leadership.single import DatabaseLock
 from controlplane.listeners.tokens import FleetTokens, load_tokens
 from controlplane.loop import LoopSettings
+from controlplane.remembered import Remembered, remember
 from controlplane.store.access import StoreThreads
 from controlplane.store.backup import back_up
 from controlplane.store.database import Backend
@@ -26,15 +28,19 @@ from llmgw.runtime.settings import Fault, Loaded, SettingsError
 
 log = Logger("llmgw.store")
 
+OPENING = 30.0
+"""Seconds the store has at the start."""
+
 PAUSE = 2.0
 """Seconds between two tries."""
 
 
 @dataclass(frozen=True)
 class OpenStore:
-    """The store in use, and what keeps a second control plane out of it."""
+    """The store in use, what it held, and what keeps a second control plane out of it."""
 
     threads: StoreThreads
+    kept: Remembered
     release: Callable[[], None]
 
     def close(self, timeout: float) -> None:
@@ -55,8 +61,9 @@ def make_state_dir(state_dir: Path) -> Path:
 
 
 def open_store(settings: Loaded, stopping: Event) -> OpenStore | None:
-    """The store, opened. While its server does not answer: wait and try again, until
-    ``stopping`` (then ``None``). Raises ``StoreError`` if waiting would not help."""
+    """The store, opened and read. While its server does not answer, is a standby, or has no
+    room: wait and try again, until ``stopping`` (then ``None``). Raises ``StoreError`` if
+    waiting would not help."""
     state_dir = make_state_dir(settings["state_dir"])
     password_file = settings["store.password_file"]
     backend: Any = backend_of(
@@ -70,8 +77,16 @@ def open_store(settings: Loaded, stopping: Event) -> OpenStore | None:
     release = lock.release if lock else lambda: None
     while not stopping.is_set():
         try:
-            return OpenStore(threads(backend, settings["store.timeout"]).start(), release)
+            opened = threads(backend, settings["store.timeout"]).start()
+            try:
+                return OpenStore(opened, _read(opened), release)
+            except BaseException:
+                opened.close(timeout=1.0)
+                raise
         except StoreUnavailable as error:
+            if error.lasting:
+                release()
+                raise
             log.warning("the store cannot be opened yet: waiting for it", why=error, seconds=PAUSE)
         except BaseException:
             release()
@@ -79,6 +94,12 @@ def open_store(settings: Loaded, stopping: Event) -> OpenStore | None:
         stopping.wait(PAUSE)
     release()
     return None
+
+
+def _read(opened: StoreThreads) -> Remembered:
+    candidate = secrets.token_bytes(32)
+    now = SystemClock().now().timestamp()
+    return opened.write(lambda tx: remember(tx, candidate, now), timeout=OPENING)
 
 
 def _back_up(backend: Backend, state_dir: Path, revision: str) -> None:

@@ -2,7 +2,7 @@
 
 import marshmallow as ma
 
-from controlplane.api.base import ADMIN_ONLY, READ, Blueprint, Schema, act
+from controlplane.api.base import OPERATE, READ, Blueprint, Schema, act
 from controlplane.services.changes import Asked, Changed
 from controlplane.services.fleet import Plain
 from llmgw.runtime.logs import LEVELS, Logger, get_level, set_level
@@ -24,7 +24,7 @@ def read_log_level() -> Plain:
     return {"level": get_level()}
 
 
-@blueprint.view("PUT", "/log-level", ADMIN_ONLY)
+@blueprint.view("PUT", "/log-level", OPERATE)
 @blueprint.takes(LogLevelSchema)
 @blueprint.answers(200, LogLevelSchema)
 def change_log_level(body: Plain) -> Plain:

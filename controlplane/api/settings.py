@@ -2,7 +2,7 @@
 
 import marshmallow as ma
 
-from controlplane.api.base import ADMIN_ONLY, READ, Blueprint, Schema, change, items, services, tag
+from controlplane.api.base import OPERATE, READ, Blueprint, Schema, change, items, services, tag
 from controlplane.services.fleet import Plain
 
 blueprint = Blueprint("settings", __name__, description="Values in force and where they came from.")
@@ -77,16 +77,17 @@ def read_setting(name: str) -> Plain:
     return _tagged(services().cluster.one(name))
 
 
-@blueprint.view("PUT", "/settings/<name>", ADMIN_ONLY, tagged=True)
+@blueprint.view("PUT", "/settings/<name>", OPERATE, tagged=True)
 @blueprint.takes(SettingRequestSchema)
 @blueprint.answers(200, ClusterSettingSchema)
 def set_setting(body: Plain, name: str) -> Plain:
-    """Set a cluster setting in the store. It rules, and is in force, at once."""
+    """Set a cluster setting in the store. It rules, and is in force, at once. An operator
+    may set serving.stopped and log.level, an administrator all."""
     cluster = services().cluster
     return _tagged(change("settings.set", lambda asked: cluster.set(asked, name, body["value"]), cluster.one))
 
 
-@blueprint.view("DELETE", "/settings/<name>", ADMIN_ONLY, tagged=True)
+@blueprint.view("DELETE", "/settings/<name>", OPERATE, tagged=True)
 @blueprint.answers(200, ClusterSettingSchema)
 def unset_setting(name: str) -> Plain:
     """Take the store's value away: the file's value or the default is in force at once."""

@@ -1,6 +1,5 @@
 """``llmgw store``: check, backup, restore, move (STO-02)."""
 
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,6 +28,7 @@ from controlplane.store.database import Backend, Database
 from controlplane.store.opening import backend_of, url_fault
 from controlplane.store.port import StoreError, StoreUnavailable
 from controlplane.store.restore import replace
+from controlplane.store.scratch import scratch
 from controlplane.store.sqlite import Sqlite
 from controlplane.usage.intake import SPOOL
 from llmgw.runtime.clock import SystemClock
@@ -197,8 +197,8 @@ def restore(settings: Loaded, file: Path, replacing: bool, form: str) -> None:
 @contextmanager
 def _working(settings: Loaded) -> Iterator[Path]:
     directory(settings["state_dir"])
-    with tempfile.TemporaryDirectory(prefix=".llmgw-store-", dir=settings["state_dir"]) as folder:
-        yield Path(folder)
+    with scratch(settings["state_dir"]) as folder:
+        yield folder
 
 
 def _holds_something(target: Backend) -> bool:

@@ -62,6 +62,8 @@ class Fleet:
     out: list[Effect] = field(default_factory=list)
     dirty: bool = True
     routes_dirty: bool = True
+    starts: dict[str, str] = field(default_factory=dict)
+    """The replica that each start was for, by the command's id."""
     commands: int = 0
     last_batch: int = 0
     unknown_frames: int = 0

@@ -16,6 +16,9 @@ from controlplane.planning.plan import Action, Drain, Place
 from controlplane.planning.view import ReplicaView, ShardView
 from llmgw.wire.messages import Start, Stop
 
+FEW = 100
+"""Starts of replicas that are gone that are not worth being forgotten."""
+
 
 def apply(fleet: Fleet, action: Action, now: float) -> None:
     """Bring an accepted action into the view. Nothing is sent yet; claims of a
@@ -108,6 +111,7 @@ def send_start(fleet: Fleet, shard: ShardView, now: float) -> None:
     if node is None or not node.registered:
         return
     shard.command_id = shard.command_id or fleet.command_id()
+    fleet.starts[shard.command_id] = shard.spec.replica_id
     shard.sent_at = now
     key = engine_key(fleet.engine_secret, shard.spec.replica_id) if shard.spec.keyed else ""
     spec = msgspec.structs.replace(shard.spec, engine_key=key)
@@ -140,6 +144,9 @@ def send_stop(fleet: Fleet, replica: ReplicaView, shard: ShardView, now: float) 
 
 def tick(fleet: Fleet, now: float) -> None:
     """Send again what got no answer in a session that stands."""
+    if len(fleet.starts) > 2 * len(fleet.view.replicas) + FEW:
+        shards = (shard for replica in fleet.view.replicas.values() for shard in replica.shards.values())
+        fleet.starts = {shard.command_id: shard.spec.replica_id for shard in shards if shard.command_id is not None}
     patience = fleet.settings.resend_after
     for replica in list(fleet.view.replicas.values()):
         if not replica.stop_committed and replica.state != "starting":

@@ -8,7 +8,7 @@ from controlplane.events import EpochRaised, FrameReceived, SessionOpened
 from controlplane.fleet import nodes
 from controlplane.fleet.adoption import acknowledge, register
 from controlplane.fleet.context import Fleet, Session
-from controlplane.fleet.replicas import exited, status_changed
+from controlplane.fleet.replicas import copy_id, exited, status_changed
 from controlplane.planning.examine import foreign_processes
 from controlplane.planning.view import NodeView, ReplicaView, ShardView
 from llmgw.wire.messages import (
@@ -174,9 +174,12 @@ def _result(fleet: Fleet, node: NodeView, result: CommandResult, now: float) -> 
 
 
 def _started(fleet: Fleet, node: NodeView, command_id: str) -> tuple[ReplicaView, ShardView] | None:
-    for replica in fleet.view.replicas.values():
-        for shard in replica.shards.values():
-            if shard.command_id == command_id and shard.node_id == node.id:
+    """The shard whose start this command was. Its replica may have been set aside since."""
+    replica_id = fleet.starts.get(command_id, "")
+    for known in (replica_id, copy_id(replica_id, node.id)):
+        replica = fleet.view.replicas.get(known)
+        for shard in replica.shards.values() if replica is not None else ():
+            if replica is not None and shard.command_id == command_id and shard.node_id == node.id:
                 return replica, shard
     return None
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from gevent.lock import RLock
 
-from controlplane.clustersettings import INDEX, FileValue, plain
+from controlplane.clustersettings import INDEX, OPERATORS, FileValue, plain
 from controlplane.services.changes import Asked, Changed, Changes
 from controlplane.services.errors import Refused, invalid, not_found
 from controlplane.services.moments import shown
@@ -83,6 +83,7 @@ class ClusterSettings:
     def set(self, asked: Asked, name: str, value: Any) -> Plain:
         """Set a value in the store; it rules from now on. Raises ``Refused``."""
         row = self._known(name)
+        _permitted(asked, name)
         try:
             parsed = row.parse(value)
         except ValueError as error:
@@ -102,6 +103,7 @@ class ClusterSettings:
         """Take the store's value away: the file's value or the default rules again.
         Raises ``Refused``."""
         row = self._known(name)
+        _permitted(asked, name)
 
         def work(tx: Transaction) -> Changed[StoredSetting | None]:
             known = _find(tx, name)
@@ -216,6 +218,16 @@ class ClusterSettings:
                 "fault": self.faults.get(row.name),
             },
         }
+
+
+def _permitted(asked: Asked, name: str) -> None:
+    if name not in OPERATORS and not asked.principal.has("admin"):
+        theirs = " and ".join(sorted(OPERATORS))
+        raise Refused(
+            "forbidden",
+            f"{name} is for administrators to change; an operator changes {theirs}: ask an administrator",
+            status=403,
+        )
 
 
 def _find(tx: Transaction, name: str) -> StoredSetting | None:

@@ -13,7 +13,6 @@ import os
 import shutil
 import sqlite3
 import tarfile
-import tempfile
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,6 +29,7 @@ from controlplane.store import schema
 from controlplane.store.database import Backend, Database
 from controlplane.store.move import Progress, Sum, compare, copy, nothing, reading, sums, writing
 from controlplane.store.port import StoreError, StoreUnavailable
+from controlplane.store.scratch import scratch
 from controlplane.store.sqlite import Sqlite
 from llmgw import __version__
 from llmgw.runtime.clock import Clock
@@ -85,7 +85,7 @@ def back_up(backend: Backend, to: Path, clock: Clock, progress: Progress = nothi
     ``StoreError``; then there is no such file."""
     if to.exists():
         raise StoreError(f"{to}: exists already: choose another name")
-    with _told(to), _beside(to) as folder:
+    with _told(to), scratch(to.parent) as folder:
         database = folder / DATABASE
         if isinstance(backend, Sqlite):
             _copy_file(backend.file, database)
@@ -134,16 +134,6 @@ def _told(file: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise StoreError(f"{error.filename or file}: {error.strerror or error}") from error
-
-
-@contextmanager
-def _beside(file: Path) -> Iterator[Path]:
-    """A private directory on the same disk, which is removed afterwards."""
-    folder = Path(tempfile.mkdtemp(prefix=".llmgw-backup-", dir=file.parent))
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _private(file: Path) -> Path:

@@ -203,7 +203,8 @@ class Database:
                 ) from error
         if failure.kind == "again" or (failure.kind == "lost" and connected):
             raise _Again(failure.words) from error
-        raise StoreUnavailable(f"{self._refusal(failure.words)}{self._harmless}") from error
+        lasting = failure.kind == "unusable"
+        raise StoreUnavailable(f"{self._refusal(failure.words)}{self._harmless}", lasting=lasting) from error
 
     def _connected(self) -> Connection:
         if self._connection is None:

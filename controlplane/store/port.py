@@ -32,11 +32,13 @@ class StoreError(Exception):
 
 class StoreUnavailable(Exception):
     """The store did not answer in time, or refused. Nothing was changed, unless
-    ``uncertain``: then the commit had begun and its outcome is not known."""
+    ``uncertain``: then the commit had begun and its outcome is not known. ``lasting``:
+    somebody must act before it will."""
 
-    def __init__(self, message: str, *, uncertain: bool = False) -> None:
+    def __init__(self, message: str, *, uncertain: bool = False, lasting: bool = False) -> None:
         super().__init__(message)
         self.uncertain = uncertain
+        self.lasting = lasting
 
 
 class Duplicate(Exception):

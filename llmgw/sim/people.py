@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from controlplane.catalog.model import Model, Scaling
 from controlplane.events import Cordon, RestartRequested
-from controlplane.planning.placement import PDU
+from controlplane.planning.candidates import PDU
 from llmgw.sim.cluster import Cluster
 from llmgw.sim.scenario import GOLD, RACK, RACKS, TIER, external_model, with_args
 

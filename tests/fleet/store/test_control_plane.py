@@ -134,3 +134,29 @@ def test_heartbeats_go_on_while_the_server_is_away(server: Server, url: str, tmp
     agent.close()
     assert control_plane.stop() == 0
     assert "Traceback" not in control_plane.log()
+
+
+def test_a_server_that_takes_no_writes_yet_is_waited_for(server: Server, tmp_path: Path) -> None:
+    """STO-03, HA-01: a standby that is about to be promoted is no reason to give up; a table
+    that is missing is."""
+    name = server.create()
+    control_plane = ControlPlane(tmp_path, store__url=server.url(name)).start()
+    assert cordon(control_plane, "disk").status_code == 200
+    assert control_plane.stop() == 0
+    server.execute(f"ALTER DATABASE {name} SET default_transaction_read_only = on")
+    control_plane.log_file.unlink()
+    waiting = launch(control_plane)
+    until(lambda: "cannot be opened yet" in control_plane.log(), "it says that it waits", timeout=STARTING)
+    assert "may only be read" in control_plane.log()
+    waiting.send_signal(signal.SIGTERM)
+    assert waiting.wait(10) == 0, control_plane.log()
+    starting = threading.Thread(target=control_plane.start)
+    starting.start()
+    server.execute(f"ALTER DATABASE {name} RESET default_transaction_read_only")
+    starting.join()
+    assert reason(control_plane) == "disk"
+    assert control_plane.stop() == 0
+    server.execute("DROP TABLE holds", name)
+    refused = launch(control_plane)
+    assert refused.wait(STARTING) == 2
+    assert "a table of llmgw is missing" in control_plane.log() and "Traceback" not in control_plane.log()

@@ -25,6 +25,7 @@ from controlplane.store.move import EPOCHS_SPARED, Mismatch, copy, reading, sums
 from controlplane.store.port import AuditEntry, StoreError
 from controlplane.store.postgresql import Postgresql
 from controlplane.store.restore import replace
+from controlplane.store.scratch import PREFIX, scratch
 from controlplane.store.sqlite import Sqlite
 from llmgw.runtime.clock import ManualClock, SystemClock
 from tests.unit.controlplane.operations.filled import filled, seen
@@ -217,6 +218,21 @@ def test_a_backup_that_fails_leaves_no_file(tmp_path: Path) -> None:
     (tmp_path / "s.db").write_bytes(b"rubbish" * 1000)
     with pytest.raises(StoreError, match=r"s\.db"):
         back_up(store, tmp_path / "c", SystemClock())
+    assert sorted(file.name for file in tmp_path.iterdir() if not file.name.startswith("s.db")) == ["b"]
+
+
+def test_what_a_killed_backup_left_goes_with_the_next(tmp_path: Path) -> None:
+    """STO-02, SEC-03: copies of secrets do not lie about; those of a process at work stay."""
+    store = Sqlite(tmp_path / "s.db")
+    filled(store)
+    with scratch(tmp_path) as mine:
+        (mine / "store.db").write_text("half")
+        killed = tmp_path / f"{PREFIX}killed"
+        killed.mkdir(mode=0o700)
+        (killed / "store.db").write_text("secrets")
+        back_up(store, tmp_path / "b", SystemClock())
+        assert not killed.exists()
+        assert (mine / "store.db").read_text() == "half"
     assert sorted(file.name for file in tmp_path.iterdir() if not file.name.startswith("s.db")) == ["b"]
 
 

@@ -4,9 +4,10 @@ What the product keeps up to date must come to the same (``test_candidates``).
 """
 
 from controlplane.catalog.model import Model
+from controlplane.planning.candidates import PDU, RACK
 from controlplane.planning.examine import Fit, examine
 from controlplane.planning.overlay import Overlay
-from controlplane.planning.placement import PDU, RACK, Spot
+from controlplane.planning.placement import Spot
 from controlplane.planning.view import FleetView, Refusal, ReplicaView, Verdict
 from controlplane.planning.words import plural
 

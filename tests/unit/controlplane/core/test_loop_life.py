@@ -483,3 +483,13 @@ def test_no_secret_in_view_or_decisions():
     assert key not in repr(h.view)
     assert key not in repr(h.decisions) + repr(h.notes)
     assert SECRET.decode() not in repr(h.view)
+
+
+def test_starts_of_replicas_that_are_gone_are_forgotten():
+    """A long life of many replicas takes no more memory than those there are."""
+    h = Harness()
+    h.advance(5)
+    current = h.only().shards[0].command_id
+    h.loop._fleet.starts.update({f"old-{number}": f"gone-{number}" for number in range(1000)})
+    h.advance(10)
+    assert h.loop._fleet.starts == {current: h.only().id}

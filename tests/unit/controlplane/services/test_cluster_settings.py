@@ -1,14 +1,16 @@
 """Cluster settings when the store does not behave, and what cannot be set."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from controlplane.clustersettings import INDEX, ROWS, FileValue, allowable, file_values
+from controlplane.services.changes import Principal
 from controlplane.services.errors import Refused
 from controlplane.settings import SETTINGS, load
-from controlplane.store.port import StoredSetting
+from controlplane.store.port import Grant, StoredSetting
 from tests.unit.controlplane.services.harness import World, ask, until
 
 
@@ -105,3 +107,15 @@ def test_every_setting_is_declared_well(tmp_path: Path) -> None:
     }
     assert {f"cluster.{row.name}" for row in ROWS if row.name != "log.level"} <= set(SETTINGS.index)
     assert "vllm --trust-remote-code" in allowable()
+
+
+def test_an_operator_changes_two_of_them(world: World) -> None:
+    """API-08: whoever is on call can stop serving; what else reaches everybody is an
+    administrator's, and the refusal says so."""
+    operator = replace(ask(), principal=Principal("ada", "t", (Grant("operator"),)))
+    assert world.settings.set(operator, "serving.stopped", True)["value"] is True
+    assert world.settings.unset(operator, "serving.stopped")["value"] is False
+    for change in (lambda name: world.settings.set(operator, name, "2d"), lambda n: world.settings.unset(operator, n)):
+        with pytest.raises(Refused, match=r"administrators to change; an operator changes log\.level and") as refused:
+            change("requests.retention")
+        assert refused.value.status == 403
