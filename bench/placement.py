@@ -16,6 +16,8 @@ from controlplane.planning.policy import LoopSettings
 from controlplane.planning.reconcile import plan
 from controlplane.planning.view import FleetView, NodeView, ReplicaView, Settling, ShardView
 from controlplane.planning.work import Measured
+from llmgw.runtime.clock import SystemClock
+from llmgw.runtime.garbage import Garbage
 from llmgw.sim.fleet import GIB, Node, Shape
 
 MODELS = 40
@@ -57,6 +59,8 @@ class Passes:
         self.longest = 0.0
         self._rng = random.Random(1)
         self._candidates = Candidates()
+        self._garbage = Garbage(SystemClock())  # as the control plane has it
+        self._garbage.whole()
 
     def make(self) -> Plan:
         """One pass, carried out."""
@@ -75,6 +79,7 @@ class Passes:
             if isinstance(action, Place):
                 self._place(action)
         self.view.version += 1
+        self._garbage.look()
         return made
 
     def _ended(self, work: Iterator[None]) -> Plan:

@@ -38,6 +38,7 @@ class Background:
         spool_bytes: int,
     ) -> None:
         self._spool = Spool(state_dir / SPOOL, spool_bytes)
+        self._store = store
         self._damaged = state_dir / SPOOL / DAMAGED
 
         def put_usage(tx: Transaction, records: Sequence[bytes]) -> None:
@@ -103,14 +104,19 @@ class Background:
     def problems(self) -> tuple[tuple[str, str], ...]:
         """What keeps records out of the spool or the store now: each part and words."""
         waiting = self.waiting_bytes
-        sizes = f" ({waiting / 1024**2:.1f} MB wait on disk)" if waiting else ""
+        sizes = f" ({max(waiting / 1024**2, 0.1):.1f} MB on disk)" if waiting else ""
         words = {
             "spool": "usage cannot be kept on disk, so routers keep it",
             "usage": f"usage waits for the store{sizes}",
             "events": "events wait for the store",
             "retention": "old rows are not forgotten",
         }
-        found = [(part, f"{words[part]}: {why}") for part, why in self.failing.items() if why]
+        away = self._store.failing
+        found = [
+            (part, words[part] if why == away else f"{words[part]}: {why}")  # the store's own words come once
+            for part, why in self.failing.items()
+            if why
+        ]
         if self.set_aside:
             told = f"{self.set_aside} were damaged, or refused by the store, since the start"
             found.append(("records", f"{told}: see the log and {self._damaged}"))

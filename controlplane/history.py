@@ -23,6 +23,11 @@ _SIGN = 256
 """Bytes of a file's first line that tell it from others."""
 
 
+def position_of(journal: Path) -> Path:
+    """The file beside a journal that says how far the store is."""
+    return journal.with_name(f"{journal.name}.stored")
+
+
 class JournalSource:
     """Reads the journal ``file`` and its older ones. ``durable`` tells how many bytes of
     the current one are synced. Implements ``store.feed.Source``.
@@ -34,7 +39,7 @@ class JournalSource:
     def __init__(self, file: Path, durable: Callable[[], int]) -> None:
         self._file = file
         self._durable = durable
-        self._kept = file.with_name(f"{file.name}.stored")
+        self._kept = position_of(file)
         self._position: Position | None = None
 
     def read(self, max_records: int, max_bytes: int) -> Chunk | None:

@@ -24,6 +24,9 @@ from llmgw.runtime.logs import Logger
 
 log = Logger("llmgw.journal")
 
+JOURNAL = "decisions.jsonl"
+"""The current file, in the state directory."""
+
 KEPT = 4
 """Older files that are kept beside the current one."""
 

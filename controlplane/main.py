@@ -41,7 +41,7 @@ from controlplane.events import (  # noqa: E402
     ServingSet,
 )
 from controlplane.inbox import Inbox  # noqa: E402
-from controlplane.journal import Journal  # noqa: E402
+from controlplane.journal import JOURNAL, Journal  # noqa: E402
 from controlplane.listeners.agents import AgentListener  # noqa: E402
 from controlplane.listeners.http import HttpListener  # noqa: E402
 from controlplane.listeners.routers import RouterApplication  # noqa: E402
@@ -122,7 +122,7 @@ class ControlPlane:
             self._publisher, self._inbox.force, partial(read_all, ours=secret_files(settings))
         )
         self._journal = Journal(
-            state_dir / "decisions.jsonl",
+            state_dir / JOURNAL,
             self._clock,
             lambda batch: self._inbox.force(Committed(batch)),
             kept.epoch,

@@ -1,7 +1,8 @@
-"""What holds for every test: loopback only, and property tests that a busy machine cannot fail."""
+"""What holds for every test: loopback only, Ctrl-C, and property tests that a busy machine cannot fail."""
 
 import ipaddress
 import os
+import signal
 import socket
 import sys
 from typing import Any
@@ -11,6 +12,11 @@ from hypothesis import HealthCheck, settings
 settings.register_profile("here", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("ci", parent=settings.get_profile("here"), derandomize=True, print_blob=True)
 settings.load_profile("ci" if os.environ.get("CI") else "here")
+
+
+# A shell starts what runs in the background with SIGINT ignored; what tests start would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _loopback_only(event: str, arguments: tuple[Any, ...]) -> None:

@@ -20,6 +20,8 @@ from controlplane.commands.shared import (
     size,
     table,
 )
+from controlplane.history import position_of
+from controlplane.journal import JOURNAL
 from controlplane.store import move as moving
 from controlplane.store import schema
 from controlplane.store.backup import Made, Manifest, back_up, read_manifest, unpacked, upgraded
@@ -27,12 +29,14 @@ from controlplane.store.check import Found, look
 from controlplane.store.database import Backend, Database
 from controlplane.store.opening import backend_of, url_fault
 from controlplane.store.port import StoreError, StoreUnavailable
-from controlplane.store.restore import replace
+from controlplane.store.restore import Revived, replace, revived
 from controlplane.store.scratch import scratch
 from controlplane.store.sqlite import Sqlite
 from controlplane.usage.intake import SPOOL
 from llmgw.runtime.clock import SystemClock
 from llmgw.runtime.settings import Loaded
+
+MOST_TOLD = 20
 
 BACKUPS = "backups"
 """Directory of the state directory."""
@@ -182,9 +186,14 @@ def restore(settings: Loaded, file: Path, replacing: bool, form: str) -> None:
         totals = {name: found.rows for name, found in manifest.sums().items()}
         with bars(totals) as progress, unpacked(file, folder / "restore", progress) as (_, content):
             kept = _keep_old(settings, target) if full else None
-            epoch = replace(target, upgraded(content), progress)
+            again = revived(target, upgraded(content)) if full else ()
+            epoch = replace(target, content, progress)
+            # Events since the backup are in the journal: they are handed over once more.
+            position_of(settings["state_dir"] / JOURNAL).unlink(missing_ok=True)
     if form == "json":
         result = {"store": target.name, "epoch": epoch, **({"replaced": str(kept)} if kept else {})}
+        if again:
+            result["valid_again"] = [{"kind": one.kind, "id": one.id, "name": one.name} for one in again]
         facts({**result, **_told(manifest)})
         return
     if kept:
@@ -192,6 +201,19 @@ def restore(settings: Loaded, file: Path, replacing: bool, form: str) -> None:
     rows = sum(found.rows for found in manifest.sums().values())
     click.echo(f"{target.name} holds the backup of {manifest.made_at}: {rows:,} rows, verified.")
     say(f"Epochs go on after {epoch}, so that agents obey. Start the control plane: llmgw server")
+    _tell_revived(again, bool(kept))
+
+
+def _tell_revived(again: tuple[Revived, ...] | None, replaced: bool) -> None:
+    if again is None and replaced:
+        say("What was revoked since that backup is valid again; the old store could not be read to tell what that is.")
+    elif again:
+        say(f"{len(again)} that were revoked, disabled or removed since that backup are valid again:")
+        for one in again[:MOST_TOLD]:
+            say(f"  {one.kind} {one.id}" + (f" ({one.name})" if one.name != one.id else ""))
+        if len(again) > MOST_TOLD:
+            say(f"  and {len(again) - MOST_TOLD} more (-o json names all)")
+        say("Take them away again: llmgw keys revoke, llmgw ctl token revoke, llmgw ctl user set --disable.")
 
 
 @contextmanager

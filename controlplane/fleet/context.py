@@ -68,9 +68,11 @@ class Fleet:
     last_batch: int = 0
     unknown_frames: int = 0
 
-    def touch(self) -> None:
-        """The view changed in a way that planning must consider."""
+    def touch(self, *, nodes: bool = True) -> None:
+        """The view changed in a way that planning must consider. ``nodes``: a node may have
+        changed too, rather than the state of a replica alone."""
         self.view.version += 1
+        self.view.nodes_version += nodes
         self.dirty = True
 
     def take(self) -> list[Effect]:

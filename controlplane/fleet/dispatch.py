@@ -93,7 +93,7 @@ def dispatch(fleet: Fleet, action: Action, now: float) -> None:
             _stop_or_forget(fleet, replica, shard, now)
         if not any(shard.live for shard in replica.shards.values()):
             remove(fleet, replica, f"stopped before it was started: {replica.reason}")
-    fleet.touch()
+    fleet.touch(nodes=False)
 
 
 def _stop_or_forget(fleet: Fleet, replica: ReplicaView, shard: ShardView, now: float) -> None:

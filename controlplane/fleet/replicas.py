@@ -52,7 +52,7 @@ def status_changed(fleet: Fleet, node: NodeView, status: ShardStatus, now: float
     replica.fingerprint = status.spec.fingerprint
     replica.stale = staleness(fleet.view, replica)
     if (shard.phase, shard.pid, shard.detail) != before:
-        fleet.touch()
+        fleet.touch(nodes=False)
     derive(fleet, replica, now)
 
 
@@ -193,7 +193,7 @@ def _enter(fleet: Fleet, replica: ReplicaView, state: ReplicaState, reason: str,
     replica.state = state
     replica.since = now
     replica.reason = reason
-    fleet.touch()
+    fleet.touch(nodes=False)
     fleet.routes_dirty = True
     leader = replica.shards.get(0)
     fleet.note(

@@ -150,9 +150,9 @@ class Candidates:
             if node_id in self._seen:  # which may have had no claims at all before
                 self._seen[node_id].claims = known.on(node_id)
         self._told = len(overlay.log)
-        if overlay is self._overlay and view is self._view and view.version == self._version:
+        if overlay is self._overlay and view is self._view and view.nodes_version == self._version:
             return
-        self._view, self._overlay, self._version = view, overlay, view.version
+        self._view, self._overlay, self._version = view, overlay, view.nodes_version
         all_of_them = view.holds != self._holds
         self._holds = view.holds
         for node_id in [node_id for node_id in self._seen if node_id not in view.nodes]:

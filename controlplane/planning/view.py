@@ -215,6 +215,8 @@ class FleetView:
 
     catalog: Catalog
     version: int = 0
+    nodes_version: int = 0
+    """Rises with each change that may concern a node, or which nodes there are."""
     nodes: dict[str, NodeView] = field(default_factory=dict)
     replicas: dict[str, ReplicaView] = field(default_factory=dict)
     health: dict[str, ModelHealth] = field(default_factory=dict)

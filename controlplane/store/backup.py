@@ -267,7 +267,7 @@ def _unpack(file: Path, to: Path) -> Manifest:
         stream = archive.extractfile(member) if member is not None and member.isreg() else None
         if member is None or stream is None or member.name != DATABASE or member.size != manifest.bytes:
             raise BadArchive(f"{file}: {DAMAGED}: {DATABASE} is missing or not as long as it should be")
-        with _private(to).open("wb") as target:
+        with _told(to.parent), _private(to).open("wb") as target:
             if _copy_stream(stream, target) != manifest.sha256:
                 raise BadArchive(f"{file}: {DAMAGED}: the checksum of {DATABASE} is not that of its {MANIFEST}")
     return manifest
@@ -278,6 +278,7 @@ def _copy_stream(source: BinaryIO | object, target: BinaryIO) -> str:
     while block := source.read(_BLOCK):  # type: ignore[union-attr]
         digest.update(block)
         target.write(block)
+    target.flush()
     return digest.hexdigest()
 
 

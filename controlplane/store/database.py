@@ -86,6 +86,10 @@ class Backend(Protocol):
         would not last."""
         ...
 
+    def closed(self) -> None:
+        """A connection was closed."""
+        ...
+
     def back_up(self, revision: str) -> None:
         """Copy the database aside before its schema is changed."""
         ...
@@ -166,6 +170,7 @@ class Database:
                 connection.close()
             except DBAPIError:
                 connection.invalidate()
+            self.backend.closed()
 
     def _once(
         self, work: Callable[[Transaction], T], before_commit: Callable[[], None] | None, wanted: Callable[[], bool]

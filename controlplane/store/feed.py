@@ -28,6 +28,9 @@ MAX_RECORDS = 64
 MAX_BYTES = 1024 * 1024
 """Bytes of records in one transaction, beyond the first."""
 
+MOST_WIDER = 64
+"""How many times as many bytes are read where the store refuses all of a few."""
+
 MAX_PENDING = 32 * 1024 * 1024
 """Bytes that may wait for a slow disk."""
 
@@ -154,6 +157,7 @@ class Feeder:
         self._put = put
         self._linger = linger
         self._max_records = max_records
+        self._wider = 1
         self._hurry = Event()
         self._wake = Event()
         self._wake.set()  # an earlier process may have left something
@@ -203,7 +207,7 @@ class Feeder:
         return True
 
     def _attempt(self) -> Chunk | None:
-        chunk = off_hub(self._source.read, self._max_records, MAX_BYTES)
+        chunk = off_hub(self._source.read, self._max_records, MAX_BYTES * self._wider)
         if chunk is not None:
             self._hand_over(chunk.records)
         return chunk
@@ -249,7 +253,10 @@ class Feeder:
                 refused.append((record, why))
         if len(refused) == len(records):
             log.failure("the store refuses everything that is spooled", error, what=self._name)
+            # A record so large that it comes alone shall have others to be compared with.
+            self._wider = min(self._wider * 2, MOST_WIDER)
             raise _Stuck(f"the store refuses what is spooled: {error}")
+        self._wider = 1
         for record, fault in refused:
             self.refused += 1
             log.error("the store refuses a record: it was set aside", what=self._name, why=fault)

@@ -157,6 +157,9 @@ class Postgresql:
     def check(self) -> None:
         """See ``Backend``: the server knows."""
 
+    def closed(self) -> None:
+        """See ``Backend``."""
+
     @contextmanager
     def upgrading(self, connection: Connection) -> Iterator[None]:
         """See ``Backend``. Locked before the transaction that upgrades: it then sees what

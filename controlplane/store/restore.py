@@ -3,6 +3,7 @@
 import contextlib
 import os
 import sqlite3
+from dataclasses import dataclass
 
 from controlplane.store import schema
 from controlplane.store.database import Backend, Database
@@ -19,8 +20,48 @@ from controlplane.store.move import (
     writing,
 )
 from controlplane.store.port import StoreError
+from controlplane.store.queries import Queries
+from controlplane.store.queries.sql import Sql
 from controlplane.store.sqlite import Sqlite
 from llmgw.runtime.files import sync_directory
+
+
+@dataclass(frozen=True, slots=True)
+class Revived:
+    """Something that was taken away after the backup was made, and is valid again."""
+
+    kind: str
+    id: str
+    name: str
+
+
+def revived(target: Backend, content: Sqlite) -> tuple[Revived, ...] | None:
+    """What ``content`` (of this program's schema) gives back that ``target`` holds as
+    revoked, disabled or removed. ``None`` if the target cannot tell."""
+    try:
+        now = _rights(target)
+    except StoreError:
+        return None
+    then = _rights(content)
+    if now is None or then is None:
+        return None
+    return tuple(right for right in then if right not in now)
+
+
+def _rights(store: Backend) -> tuple[Revived, ...] | None:
+    """Keys, tokens and users that are valid."""
+    with reading(store) as connection:
+        if schema.current(connection) != schema.head():
+            return None
+        found = Queries(Sql(connection, store.insert))
+        keys = [Revived("key", key.id, key.name) for key in found.keys.all() if key.revoked_at is None]
+        users = {user.name for user in found.people.users() if user.disabled_at is None}
+        tokens = [
+            Revived("token", token.id, f"{token.name} of {token.user}")
+            for token in found.people.tokens()
+            if token.revoked_at is None and token.user in users
+        ]
+    return (*keys, *(Revived("user", name, name) for name in sorted(users)), *tokens)
 
 
 def replace(target: Backend, content: Sqlite, progress: Progress = nothing) -> int:

@@ -31,6 +31,9 @@ IDEMPOTENCY = 86_400.0
 EVERY = 600.0
 """Seconds between two rounds."""
 
+AGAIN = 15.0
+"""Seconds after which a round that failed is begun again."""
+
 PAUSE = 0.1
 """Seconds between two transactions of a round."""
 
@@ -190,7 +193,7 @@ class Retention:
                 log.exception("old rows could not be forgotten")
             else:
                 self.failing = ""
-            gevent.sleep(self._every)
+            gevent.sleep(min(self._every, AGAIN) if self.failing else self._every)
 
 
 def _newest(tx: Transaction) -> float | None:

@@ -59,6 +59,8 @@ class Sqlite:
         self.name = str(file)
         self._busy_timeout = busy_timeout
         self._identity: tuple[int, int] | None = None
+        self._log = file.with_name(f"{file.name}-wal")
+        self._log_identity: tuple[int, int] | None = None
 
     def engine(self, *, write: bool) -> Engine:
         """See ``Backend``. Raises ``StoreError`` if the file cannot be used."""
@@ -106,6 +108,17 @@ class Sqlite:
                 f"the store {self.file} was removed or replaced while it was in use, so nothing written now would "
                 "last: put it back, or restart the control plane to begin with what is there"
             )
+        log = _identity(self._log)
+        if self._log_identity is not None and log != self._log_identity:
+            raise StoreUnavailable(
+                f"{self._log} was removed while the store was in use, so nothing written now would outlive a crash: "
+                "restart the control plane (llmgw server ends with SIGTERM and saves what it has; do not kill it)"
+            )
+        self._log_identity = log
+
+    def closed(self) -> None:
+        """See ``Backend``: the last to close takes the log away."""
+        self._log_identity = None
 
     def back_up(self, revision: str) -> None:
         """See ``Backend``: to a file beside it."""

@@ -9,17 +9,20 @@ import stat
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import requests
 import yaml
 
+from controlplane.store.database import Database
 from controlplane.store.opening import backend_of
 from controlplane.store.postgresql import Postgresql
 from controlplane.store.sqlite import Sqlite
 from llmgw.wire.messages import Start, Welcome
-from tests.fakes.controlplane import ControlPlane
+from tests.fakes.controlplane import ControlPlane, until
 from tests.fakes.postgresql import Server
 from tests.unit.controlplane.operations.filled import filled, seen
 
@@ -114,6 +117,46 @@ def test_backup_while_it_runs_and_restore_after_a_loss(site: ControlPlane, tmp_p
     assert seen(Sqlite(site.state / "llmgw.db")) == before
     site.start()
     assert len(site.get("keys")["keys"]) == 2
+
+
+def test_a_restore_tells_what_is_valid_again(site: ControlPlane, tmp_path: Path) -> None:
+    """STO-02, SEC-03: what was revoked after the backup is named; the events of that time are in the journal, and in the restored store again."""
+    site.start()
+    ask = partial(requests.request, headers=site.auth, timeout=20)
+    url = f"{site.api}/api/v1"
+    key = ask("POST", f"{url}/keys", json={"name": "leaked"}).json()["id"]
+    assert ask("POST", f"{url}/users", json={"name": "mallory", "roles": [{"role": "auditor"}]}).status_code == 201
+    token = ask("POST", f"{url}/tokens", json={"user": "mallory", "name": "laptop"}).json()["id"]
+    to = tmp_path / "b.backup"
+    llmgw("store", "backup", "--config", site.config, "--to", to)
+    assert ask("DELETE", f"{url}/keys/{key}").status_code in {200, 204}
+    assert ask("DELETE", f"{url}/tokens/{token}").status_code in {200, 204}
+    agent = site.agent().upgrade().hello()
+    agent.expect(Welcome)
+    agent.register()
+    agent.close()
+
+    def events() -> set[str]:
+        database = Database(Sqlite(site.state / "llmgw.db")).open()
+        try:
+            return {event.id for event in database.transact(lambda tx: tx.events.page(1000)).items}
+        finally:
+            database.close()
+
+    def journal() -> set[str]:
+        lines = (site.state / "decisions.jsonl").read_text().splitlines()
+        return {json.loads(line)["id"] for line in lines}
+
+    until(lambda: journal() and events() == journal(), "events")
+    site.stop()
+    restored = llmgw("store", "restore", "--config", site.config, to, "--replace").stderr
+    assert "2 that were revoked" in restored and f"key {key} (leaked)" in restored
+    assert f"token {token} (laptop of mallory)" in restored
+    site.start()
+    until(lambda: events() == journal(), "the events since the backup")
+    site.stop()
+    told = facts("store", "restore", "--config", site.config, to, "--replace")
+    assert "valid_again" not in told, "nothing was revoked since"
 
 
 def test_agents_obey_after_a_restore(tmp_path: Path) -> None:

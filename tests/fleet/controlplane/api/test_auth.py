@@ -26,8 +26,11 @@ from tests.fleet.controlplane.api.client import Client, problem
 
 def test_the_local_token_is_made_once_and_is_ours_alone(tmp_path: Path) -> None:
     """API-02, SEC-03: mode 0600 from the beginning, at least 128 bits, the same after a restart."""
-    os.umask(0)
-    made = load_local_token(tmp_path)
+    before = os.umask(0)
+    try:
+        made = load_local_token(tmp_path)
+    finally:
+        os.umask(before)
     file = tmp_path / "admin.token"
     assert file.stat().st_mode & 0o777 == 0o600
     text = file.read_text().strip()

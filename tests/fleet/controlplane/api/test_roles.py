@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from controlplane.services.auth import alternatives
 from controlplane.store.port import ROLES
 from tests.fakes.controlplane import ControlPlane
 from tests.fleet.controlplane.api.client import Client, problem
@@ -71,7 +72,7 @@ def test_every_operation_is_refused_exactly_when_it_says_so(
         elif role not in operation["x-llmgw-roles"]:
             told = problem(answer, 403, "forbidden")["message"]
             assert f"the-{role} has {role}" in told, (method, path)
-            assert " or ".join(operation["x-llmgw-roles"]) in told, (method, path)
+            assert f"needs the role {alternatives(operation['x-llmgw-roles'])};" in told, (method, path)
             refused += 1
         else:
             assert answer.status_code not in (401, 403), (method, path, answer.text)

@@ -172,7 +172,7 @@ def test_every_fact_counts(cat, before, change):
     agree(view, overlay, candidates, model)
     first = plain.choose(view, overlay, model, NOW)
     change(view)
-    view.version += 1
+    view.nodes_version += 1
     assert plain.choose(view, overlay, model, NOW + 9) != first
     agree(view, Overlay(view), candidates, model, now=NOW + 9)
 
@@ -189,7 +189,7 @@ def test_what_is_kept_is_what_would_be_found_anew(view: FleetView, seed: int):
         for _ in range(rng.randint(0, 3)):
             if view.nodes and models:
                 rng.choice(CHANGES)(view, view.nodes[rng.choice(sorted(view.nodes))], rng)
-                view.version += 1
+                view.nodes_version += 1
         overlay = Overlay(view, later=rng.random() < 0.5)
         for step in range(rng.randint(1, 4) if models else 0):
             model = rng.choice(models)
@@ -260,7 +260,7 @@ def test_only_what_changed_is_examined_again(monkeypatch):
     assert looked == [first.spot.node.id]
     looked.clear()
     view.nodes["n7"].cordon = Cordon("r", "a", "t")
-    view.version += 1
+    view.nodes_version += 1
     agree(view, overlay, candidates, model)
     assert looked == ["n7"]
 
@@ -276,7 +276,7 @@ def test_what_a_pass_placed_last_is_known_to_the_next():
     overlay.add("tiny-1", spot.node.id, spec)
     view.replicas.clear()
     add(view, "tiny-1", spot.node.id, spec)
-    view.version += 1
+    view.nodes_version += 1
     agree(view, Overlay(view), candidates, model)
 
 

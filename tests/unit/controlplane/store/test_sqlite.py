@@ -220,6 +220,23 @@ def test_a_report_that_nobody_waits_for_is_broken_off(place: Place) -> None:
     assert len(store.read(lambda tx: tx.usage.requests(500).items, timeout=3.0)) == 400
 
 
+def test_a_log_that_somebody_removed_is_noticed(place: Place, file: Path) -> None:
+    """STO-01: what is acknowledged without it would be lost in a crash; all that was is saved at the end."""
+    store = place.threads()
+    for number in range(3):
+        store.write(lambda tx, n=number: tx.keys.add(key(n)))
+    assert len(store.read(lambda tx: tx.keys.all())) == 3
+    Path(f"{file}-wal").unlink()
+    with pytest.raises(StoreUnavailable, match=r"-wal was removed while the store was in use.*restart"):
+        store.write(lambda tx: tx.keys.add(key(9)))
+    with pytest.raises(StoreUnavailable, match="-wal was removed"):
+        store.read(lambda tx: tx.keys.all())
+    store.close()
+    again = place.threads()
+    assert len(again.read(lambda tx: tx.keys.all())) == 3
+    again.write(lambda tx: tx.keys.add(key(9)))
+
+
 # ---------------------------------------------------------------- work
 
 
