@@ -132,6 +132,8 @@ def upgraded(store: Sqlite) -> Sqlite:
 def _told(file: Path) -> Iterator[None]:
     try:
         yield
+    except gzip.BadGzipFile:  # an OSError too, but of the file that is read
+        raise
     except OSError as error:
         raise StoreError(f"{error.filename or file}: {error.strerror or error}") from error
 

@@ -120,7 +120,8 @@ def test_backup_while_it_runs_and_restore_after_a_loss(site: ControlPlane, tmp_p
 
 
 def test_a_restore_tells_what_is_valid_again(site: ControlPlane, tmp_path: Path) -> None:
-    """STO-02, SEC-03: what was revoked after the backup is named; the events of that time are in the journal, and in the restored store again."""
+    """STO-02, SEC-03: what was revoked after the backup is named; the events of that time are in the
+    journal, and in the restored store again."""
     site.start()
     ask = partial(requests.request, headers=site.auth, timeout=20)
     url = f"{site.api}/api/v1"
@@ -147,13 +148,13 @@ def test_a_restore_tells_what_is_valid_again(site: ControlPlane, tmp_path: Path)
         lines = (site.state / "decisions.jsonl").read_text().splitlines()
         return {json.loads(line)["id"] for line in lines}
 
-    until(lambda: journal() and events() == journal(), "events")
+    until(lambda: journal() and journal() <= events(), "events")
     site.stop()
     restored = llmgw("store", "restore", "--config", site.config, to, "--replace").stderr
     assert "2 that were revoked" in restored and f"key {key} (leaked)" in restored
     assert f"token {token} (laptop of mallory)" in restored
     site.start()
-    until(lambda: events() == journal(), "the events since the backup")
+    until(lambda: journal() <= events(), "the events since the backup")
     site.stop()
     told = facts("store", "restore", "--config", site.config, to, "--replace")
     assert "valid_again" not in told, "nothing was revoked since"

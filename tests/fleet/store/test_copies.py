@@ -258,7 +258,8 @@ def test_a_damaged_backup_is_refused(archive: Path, tmp_path: Path) -> None:
     for part in (0, 1, 17, len(whole) // 4, len(whole) // 2, len(whole) - 9, len(whole) - 1):
         hurt.write_bytes(whole[:part])
         assert "backup" in refused(hurt, tmp_path / "u")
-    for place in range(30, len(whole), len(whole) // 40):
+    checksum = range(len(whole) - 8, len(whole) - 4)  # gzip's own, seen when all is read
+    for place in (*range(30, len(whole), len(whole) // 40), *checksum):
         hurt.write_bytes(whole[:place] + bytes([whole[place] ^ 0x55]) + whole[place + 1 :])
         if _same(hurt, archive):
             continue  # a bit that means nothing

@@ -8,7 +8,7 @@ from pathlib import Path
 import gevent
 import pytest
 
-from controlplane.store.feed import Appender, Feeder
+from controlplane.store.feed import MAX_BYTES, Appender, Feeder
 from controlplane.store.port import StoreUnavailable
 from controlplane.store.spool import DAMAGED, Spool, SpoolFull
 from controlplane.usage.intake import MAX_UNKNOWN, MOST_TOKENS, OLDEST, OTHER, UsageIntake, put
@@ -208,6 +208,17 @@ def test_a_bad_record_alone_waits_for_proof_and_then_goes(place: Place, tmp_path
     line.intake.take("router-1", batch(1))
     assert line.feeder.drain(10)
     assert counted(store) == 1 and line.feeder.refused == 1 and line.feeder.failing == ""
+
+
+def test_a_bad_record_so_large_that_it_comes_alone_goes_too(place: Place, tmp_path: Path, lines) -> None:
+    """STO-03: one that fills a transaction by itself is compared with those behind it all the same."""
+    store = place.threads()
+    line = lines(tmp_path, store, feeding=False)
+    line.appender.append(b'{"not": "' + b"x" * MAX_BYTES + b'"}')
+    line.intake.take("router-1", batch(1))
+    line.feeder.start()
+    assert line.feeder.drain(20)
+    assert counted(store) == 1 and line.feeder.refused == 1
 
 
 def test_a_store_that_takes_nothing_loses_nothing(place: Place, tmp_path: Path, lines) -> None:
