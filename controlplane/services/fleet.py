@@ -392,10 +392,6 @@ def _has(node: NodeView, wanted: Sequence[tuple[str, str]]) -> bool:
     return all(labels.get(label) == value for label, value in wanted)
 
 
-def _nodes_seen(view: FleetView, principal: Principal) -> list[str]:
-    return list(view.nodes) if principal.everywhere else []
-
-
 def _stays(replica: ReplicaView) -> bool:
     going = replica.state in ("draining", "stopping", "failed", "gone")
     return not (going or replica.unwanted or replica.surplus)

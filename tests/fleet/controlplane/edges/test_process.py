@@ -84,7 +84,7 @@ def test_a_stop_says_goodbye_and_is_quick(started: ControlPlane) -> None:
     assert agent.expect(Goodbye).spread_seconds >= 1
     assert agent.receive() is None
     assert started.stop() == 0
-    assert time.monotonic() - began < 10, "on a quiet machine it is less than two"
+    assert time.monotonic() - began < 2.0
     poll.close()
 
 
