@@ -24,7 +24,7 @@ QUICK: dict[str, Any] = {
     "agents": {"heartbeat": "500ms", "silence": "3s"},
     "loop": {"interval": "500ms"},
     "nodes": {"unreachable_after": "3s", "lost_after": "2m"},
-    "settling": {"steady": "500ms", "limit": "5s"},
+    "settling": {"steady": "15s", "limit": "30s"},
     "drain": {"grace": "5s"},
     "stop": {"grace": "2s"},
     "backoff": {"first": "200ms", "limit": "2s"},
