@@ -78,7 +78,15 @@ bench-store: setup  ## Measure usage and the request log on SQLite and PostgreSQ
 	@$(PY) bench/store.py $(ARGS)
 
 .PHONY: bench-fleet
-bench-fleet: setup  ## Place replicas on 2,000 simulated nodes and time the command (ARGS='--nodes 200' for a short run)
+bench-fleet: setup  ## Storms and heartbeats of 5,000 simulated nodes over mTLS (ARGS='--nodes 200 --rate 400' for a short run)
+	@$(PY) bench/fleet.py $(ARGS)
+
+.PHONY: bench-failover
+bench-failover: setup  ## Take the leader of two control planes away under traffic, then the store (ARGS='--part killed' for one of four)
+	@$(PY) bench/failover.py $(ARGS)
+
+.PHONY: bench-status
+bench-status: setup  ## Place replicas on 2,000 simulated nodes and time the command (ARGS='--nodes 200' for a short run)
 	@$(PY) bench/status.py $(ARGS)
 
 .PHONY: lock

@@ -1,5 +1,6 @@
-"""The connection that carries a session: dial, upgrade, frames (AGT-03). gevent."""
+"""The connection that carries a session: dial, TLS, upgrade, frames (AGT-03, SEC-01). gevent."""
 
+import contextlib
 import json
 import socket
 from collections.abc import Callable
@@ -7,7 +8,10 @@ from collections.abc import Callable
 import gevent
 from gevent.queue import Full, Queue
 
+from agent.identity import NodeIdentity
 from agent.session import CONNECT_TIMEOUT, Closed, Opened, Received
+from llmgw.identity.names import IdentityError
+from llmgw.identity.tls import explain
 from llmgw.runtime.settings import Address
 from llmgw.wire import frames
 from llmgw.wire.messages import Up
@@ -15,6 +19,9 @@ from llmgw.wire.versions import UPGRADE
 
 SESSION_PATH = "/agent/v1/session"
 MAX_HEAD = 16 * 1024
+DIAL_TIMEOUT = 5.0
+"""Seconds for a host to answer at all: where nobody is, the next address follows."""
+
 SEND_TIMEOUT = 20.0
 USER_TIMEOUT_MS = 20_000
 """Milliseconds that sent data may stay unacknowledged before the kernel ends the connection."""
@@ -32,11 +39,13 @@ class Connection:
     """One attempt. Tells ``post`` what happens: ``Opened`` at most once, ``Received``
     for each message, ``Closed`` exactly once and last."""
 
-    def __init__(self, attempt: int, address: Address, node_id: str, token: str, post: Callable[[Event], None]) -> None:
+    def __init__(
+        self, attempt: int, address: Address, node_id: str, identity: NodeIdentity, post: Callable[[Event], None]
+    ) -> None:
         self._attempt = attempt
         self._address = address
         self._node_id = node_id
-        self._token = token
+        self._identity = identity
         self._post = post
         self._queue: Queue[bytes] = Queue(maxsize=_MAX_QUEUED)
         self._reason = ""
@@ -64,11 +73,15 @@ class Connection:
         self._greenlet.join(timeout)
 
     def _run(self) -> None:
-        connection = writer = None
+        connection: socket.socket | None = None
+        writer = None
         try:
             with gevent.Timeout(CONNECT_TIMEOUT, ConnectFailed(f"{self._address} did not answer in time")):
-                connection = socket.create_connection(self._address)
+                self._identity.refresh()
+                connection = socket.create_connection(self._address, DIAL_TIMEOUT)
+                connection.settimeout(None)
                 tune(connection)
+                connection, _ = self._identity.tls.connect(connection, CONNECT_TIMEOUT)
                 rest = self._upgrade(connection)
             self._post(Opened(self._attempt))
             writer = gevent.spawn(self._write, connection)
@@ -77,8 +90,8 @@ class Connection:
             self._end(str(error))
         except frames.FrameError as error:
             self._end(f"{self._address} sent what cannot be read: {error}")
-        except OSError as error:
-            self._end(f"{self._address}: {error.strerror or error}")
+        except (OSError, IdentityError) as error:
+            self._end(f"{self._address}: {explain(error)}")
         finally:
             if writer is not None:
                 writer.kill(block=False)
@@ -96,10 +109,10 @@ class Connection:
             f"Host: {self._address}",
             "Connection: Upgrade",
             f"Upgrade: {UPGRADE}",
-            f"Authorization: Bearer {self._token}",
             f"Llmgw-Node: {self._node_id}",
         )
-        connection.sendall(("\r\n".join(lines) + "\r\n\r\n").encode("latin-1"))
+        with contextlib.suppress(ConnectionError):  # whoever refuses our certificate says why: it is read below
+            connection.sendall(("\r\n".join(lines) + "\r\n\r\n").encode("latin-1"))
         data = b""
         while b"\r\n\r\n" not in data:
             if len(data) > MAX_HEAD:
@@ -148,7 +161,7 @@ class Connection:
                 with gevent.Timeout(SEND_TIMEOUT, TimeoutError("it took nothing for too long")):
                     connection.sendall(data)
         except OSError as error:
-            self.close(f"{self._address}: {error.strerror or error}")
+            self.close(f"{self._address}: {explain(error)}")
 
 
 def tune(connection: socket.socket) -> None:

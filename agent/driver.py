@@ -13,11 +13,12 @@ import gevent
 from gevent.event import Event as Flag
 from gevent.queue import Empty, Queue
 
-from agent import core, events, session
+from agent import core, credentials, events, session
 from agent.connection import Connection
 from agent.engines import ADAPTERS
 from agent.engines.base import LaunchPlan, NodeFacts
 from agent.hardware import Devices, choose_readers
+from agent.identity import NodeIdentity
 from agent.readiness import ask
 from agent.settings import Config
 from agent.statedir import StateDir
@@ -27,6 +28,7 @@ from agent.supervise.output import OutputFiles
 from agent.supervise.process_group import ProcessGroups
 from agent.validate import port_faults, source_faults, spec_faults
 from agent.watch import NodeWatch, offload, signal_shard, watch_shard
+from llmgw.identity.holder import Holder
 from llmgw.runtime.clock import Clock
 from llmgw.runtime.logs import Logger
 from llmgw.wire.messages import ShardKey, ShardSpec
@@ -40,6 +42,9 @@ TRIM_EVERY = 1.0
 """Seconds between looks at the size of output files: what an engine that floods can write
 in that time lies on the disk beyond the bound."""
 
+SEARCH_SECONDS = 3.0
+"""How long to listen for control planes that announce themselves."""
+
 STOP_WAIT = 3.0
 """Seconds that a stopping agent gives its last writes and launches."""
 
@@ -47,14 +52,16 @@ STOP_WAIT = 3.0
 class Driver:
     """See the module. ``run`` returns when ``stopping`` is set."""
 
-    def __init__(self, config: Config, version: str, token: str, clock: Clock, state: StateDir) -> None:
+    def __init__(self, config: Config, version: str, holder: Holder, clock: Clock, state: StateDir) -> None:
         self._config = config
-        self._token = token
         self._clock = clock
         self._state = state
         self._boot_id = proc.boot_id()
-        self._agent = core.Agent(config.node_id, version, config.control_planes, random.SystemRandom())
+        self._agent = core.Agent(
+            config.node_id, version, config.control_planes, random.SystemRandom(), searches=config.searches
+        )
         self._inbox: Queue[core.Event] = Queue()
+        self._identity = NodeIdentity(holder, clock, self._inbox.put)
         self._saves: Queue[events.Save] = Queue()
         self._supervisor: Supervisor = ProcessGroups(
             config.node_id, state.directory, OutputFiles(state.directory / "logs")
@@ -81,7 +88,13 @@ class Driver:
         self._handle(self._look_around())
         self._essential(self._save_forever)
         self._node.start()
-        for forever in (self._measure_forever, self._trim_forever, self._node.watch_engines, self._node.watch_devices):
+        for forever in (
+            self._identity.watch,
+            self._measure_forever,
+            self._trim_forever,
+            self._node.watch_engines,
+            self._node.watch_devices,
+        ):
             self._essential(forever)
         waiter = gevent.spawn(stopping.wait)
         waiter.link(lambda _: self._inbox.put(session.ShutDown()))
@@ -164,16 +177,34 @@ class Driver:
                 self._essential(signal_shard, self._supervisor, key, signal, self._inbox.put)
             case events.KillUnidentified(key):
                 self._essential(self._kill_unidentified, key)
+            case session.Search():
+                self._essential(self._search)
             case session.Connect(attempt, address):
-                self._connection = Connection(attempt, address, self._config.node_id, self._token, self._inbox.put)
+                self._connection = Connection(attempt, address, self._config.node_id, self._identity, self._inbox.put)
             case session.Send(_, message):
                 if self._connection is not None:
                     self._connection.send(message)
             case session.Disconnect(_, reason):
                 if self._connection is not None:
                     self._connection.close(reason)
+            case credentials.MakeRequest():
+                self._essential(self._identity.make_request)
+            case credentials.Install():
+                self._essential(self._identity.install, effect)
             case events.Notice(level, message, fields):
                 getattr(log, level)(message, **fields)
+
+    def _search(self) -> None:
+        from llmgw.runtime import mdns  # noqa: PLC0415 - only for those who search
+
+        found: tuple[mdns.Found, ...] = ()
+        try:
+            found = mdns.discover(SEARCH_SECONDS)
+        except mdns.MdnsError as error:
+            log.warning("control planes cannot be looked for in the network", why=error)
+        addresses = tuple(address for one in found for address in one.addresses)
+        log.info("looked for control planes in the network", found=", ".join(map(str, addresses)) or "none")
+        self._inbox.put(session.Found(addresses))
 
     def _validate(self, spec: ShardSpec) -> None:
         adapter = ADAPTERS.get(spec.engine)

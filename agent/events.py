@@ -59,9 +59,10 @@ class Commanded:
 
 @dataclass(frozen=True, slots=True)
 class EpochSeen:
-    """A control plane welcomed this agent with its epoch."""
+    """A control plane welcomed this agent with its epoch, and a new session began."""
 
     epoch: int
+    leader: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 
 import msgspec
 
+from agent.allegiance import Allegiance
 from agent.events import (
     Booted,
     Commanded,
@@ -64,6 +65,9 @@ MAX_SHARDS = 256
 MAX_SPEC = 16 * 1024
 """Bytes of an encoded shard spec: all shards must fit into one registration."""
 
+MAX_HELD = 256
+"""Commands that wait for a new epoch to be on disk."""
+
 SAVE_AGAIN = 5.0
 """Seconds after which a failed write of what must not be forgotten is tried again."""
 
@@ -82,9 +86,10 @@ class Machine:
         self.inventory: Inventory | None = None
         self.shards: dict[ShardKey, Shard] = {}
         self.exits: dict[ShardKey, ShardExit] = {}
-        self.highest_epoch = 0
+        self.allegiance = Allegiance()
         self.last_command: str | None = None
         self._commands: dict[str, None] = {}
+        self._held: list[Start | Stop] = []
         self._sequence = 0
         self._saving: dict[int, AgentState | RemoveRecord] = {}
         self._save_again: dict[ShardKey | None, float] = {}
@@ -105,7 +110,8 @@ class Machine:
             oldest_protocol=versions.OLDEST_PROTOCOL,
             newest_protocol=versions.PROTOCOL,
             capabilities=CAPABILITIES,
-            highest_epoch=self.highest_epoch,
+            highest_epoch=self.allegiance.epoch,
+            leader=self.allegiance.leader,
             last_command=self.last_command,
             boot_id=self.boot_id,
         )
@@ -142,8 +148,9 @@ class Machine:
                 return self._boot(event, now)
             case Commanded(message):
                 return self._forget(message.shards) if isinstance(message, Forget) else self._command(message, now)
-            case EpochSeen(epoch):
-                return self._see_epoch(epoch)
+            case EpochSeen(epoch, leader):
+                self._held.clear()  # their session is over: the registration tells that they were not applied
+                return [self._save_state()] if self.allegiance.see(epoch, leader) else []
             case InventoryRead(inventory):
                 return self._inventory(inventory, now)
             case Measured(measurements):
@@ -183,7 +190,7 @@ class Machine:
     def _boot(self, event: Booted, now: float) -> list[Effect]:
         self.booted = True
         self.boot_id = event.boot_id
-        self.highest_epoch = event.state.highest_epoch
+        self.allegiance = Allegiance(event.state.highest_epoch, event.state.leader)
         self.last_command = event.state.last_command
         self._commands = dict.fromkeys(event.state.commands)
         found = {each.key: each for each in event.found}
@@ -216,9 +223,11 @@ class Machine:
     # ------------------------------------------------------------ commands
 
     def _command(self, command: Start | Stop, now: float) -> list[Effect]:
-        if command.epoch < self.highest_epoch:
-            message = f"epoch {command.epoch} is older than {self.highest_epoch}, the highest this node has seen"
-            return [self._result(command, "refused", "stale_epoch", message)]
+        if objection := self.allegiance.objection(command.epoch, self.allegiance.leader):
+            return [self._result(command, "refused", "stale_epoch", objection)]
+        news = self.allegiance.raised(command.epoch)
+        if not self.allegiance.durable:
+            return self._hold(command, news)
         if command.command_id in self._commands:
             return [self._result(command, "duplicate"), *self._repeat_exit(self._key(command))]
         if not valid_replica_id(command.spec.replica_id if isinstance(command, Start) else command.replica_id):
@@ -230,6 +239,15 @@ class Machine:
                 return [self._result(command, "refused", "invalid_spec", message)]
             return self._start(command, now)
         return self._stop(command, now)
+
+    def _hold(self, command: Start | Stop, news: bool) -> list[Effect]:
+        """A command that must wait: its epoch is not on disk yet (AGT-04)."""
+        effects: list[Effect] = [self._save_state()] if news else []
+        if len(self._held) >= MAX_HELD:
+            message = f"epoch {command.epoch} cannot be written to the state directory, so it is not obeyed yet"
+            return [*effects, self._result(command, "refused", "agent_error", message)]
+        self._held.append(command)
+        return effects
 
     def _start(self, command: Start, now: float) -> list[Effect]:
         spec = command.spec
@@ -271,17 +289,10 @@ class Machine:
 
     def _apply(self, command: Start | Stop) -> list[Effect]:
         """Remember the command before it has consequences (AGT-04)."""
-        self.highest_epoch = max(self.highest_epoch, command.epoch)
         self.last_command = command.command_id
         self._commands[command.command_id] = None
         while len(self._commands) > MAX_COMMANDS:
             del self._commands[next(iter(self._commands))]
-        return [self._save_state()]
-
-    def _see_epoch(self, epoch: int) -> list[Effect]:
-        if epoch <= self.highest_epoch:
-            return []
-        self.highest_epoch = epoch
         return [self._save_state()]
 
     def _forget(self, keys: Iterable[ShardKey]) -> list[Effect]:
@@ -316,9 +327,19 @@ class Machine:
                 key = item.key if isinstance(item, RemoveRecord) else None
                 self._save_again.setdefault(key, now + SAVE_AGAIN)
             effects.append(Notice("error", "could not write to the state directory", {"error": event.error}))
+        elif isinstance(item, AgentState):
+            self.allegiance.kept(item.highest_epoch, item.leader)
+            effects += self._release(now)
         for shard in list(self.shards.values()):
             effects += shard.saved(event) + self._settle(shard)
         return effects
+
+    def _release(self, now: float) -> list[Effect]:
+        """Take up the commands that waited, if what they waited for is on disk."""
+        if not self.allegiance.durable:
+            return []
+        held, self._held = self._held, []
+        return [effect for command in held for effect in self._command(command, now)]
 
     def _retry_saves(self, now: float) -> list[Effect]:
         """What must be durable and is not yet: epoch and command ids as they are now
@@ -355,9 +376,10 @@ class Machine:
         return Save(self._sequence, item)
 
     def _save_state(self) -> Save:
-        commands = tuple(self._commands)
-        state = AgentState(highest_epoch=self.highest_epoch, last_command=self.last_command, commands=commands)
-        return self._save(state)
+        epoch, leader, commands = self.allegiance.epoch, self.allegiance.leader, tuple(self._commands)
+        return self._save(
+            AgentState(highest_epoch=epoch, leader=leader, last_command=self.last_command, commands=commands)
+        )
 
     def _remove(self, key: ShardKey) -> Save:
         return self._save(RemoveRecord(key))

@@ -38,10 +38,12 @@ class Ending(Part, frozen=True):
 
 
 class AgentState(Part, frozen=True):
-    """Commands as far as they must survive a restart. ``commands`` holds the ids of
-    the latest ones, oldest first."""
+    """Commands as far as they must survive a restart. ``highest_epoch`` is the highest that
+    a leader showed, ``leader`` whose it was (empty = unknown). ``commands`` holds the ids
+    of the latest ones, oldest first."""
 
     highest_epoch: int = 0
+    leader: str = ""
     last_command: str | None = None
     commands: tuple[str, ...] = ()
 

@@ -1,24 +1,24 @@
 """The agent's session with a control plane, as a pure machine (AGT-03).
 
 It dials, greets, registers, beats and listens; when the connection ends, for
-whatever reason, it dials again, for ever. It never touches an engine. A round tries
-every address once; rounds are spaced by exponential backoff with jitter, counted
-from the start of the round, so that an agent never stays away for much longer than
-``BACKOFF_LIMIT`` (the control plane's settling outlasts it, REC-24).
+whatever reason, it dials again, for ever (``agent.rounds`` says where and when). It
+never touches an engine. A welcome of a control plane that a later one has replaced is
+declined (AGT-04).
 
 Each connection is an *attempt* with its own number. The next one begins only after
 the driver has said that the old one ended, so there is one session at a time.
 """
 
 import math
-import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
 from agent.events import Notice
+from agent.rounds import LONGEST_WAIT, Rounds
 from llmgw.runtime.kinds import Address
 from llmgw.wire.messages import (
+    Credential,
     Down,
     Forget,
     Goodbye,
@@ -34,22 +34,19 @@ from llmgw.wire.messages import (
     Up,
     Welcome,
 )
+from llmgw.wire.versions import RECONNECT_LIMIT
 
-BACKOFF_FIRST = 0.5
-"""Seconds: upper end of the first wait."""
-
-BACKOFF_LIMIT = 30.0
-"""Seconds: the longest wait between two rounds."""
-
-CONNECT_TIMEOUT = 5.0
-"""Seconds for one address to connect and to answer the upgrade."""
+CONNECT_TIMEOUT = 10.0
+"""Seconds for one address to connect, to prove itself and to answer the upgrade: when a
+whole fleet returns at once, handshakes wait for their turn."""
 
 WELCOME_TIMEOUT = 10.0
 """Seconds from hello to welcome."""
 
-_LONGEST_WAIT = 300.0
+SEARCH_TIMEOUT = 10.0
+"""Seconds to look for control planes in the network."""
 
-Phase = Literal["waiting", "connecting", "greeting", "live", "closing", "stopped"]
+Phase = Literal["waiting", "searching", "connecting", "greeting", "live", "closing", "stopped"]
 
 
 # ---------------------------------------------------------------- events
@@ -84,9 +81,21 @@ class ShutDown:
     """The agent is stopping: say nothing, disconnect, stay away (AGT-09)."""
 
 
-Event = Opened | Received | Closed | ShutDown
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Answer to ``Search``: the agent listeners that were found, if any."""
+
+    addresses: tuple[Address, ...]
+
+
+Event = Opened | Received | Closed | ShutDown | Found
 
 # ---------------------------------------------------------------- effects
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """Look for control planes in the network, and answer ``Found``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,33 +131,32 @@ class Established:
 
 @dataclass(frozen=True, slots=True)
 class Deliver:
-    """A command for the agent's machine."""
+    """What is not the session's own business: commands, and credentials."""
 
-    message: Start | Stop | Forget
+    message: Start | Stop | Forget | Credential
 
 
-Effect = Connect | Send | Disconnect | Established | Deliver | Notice
+Effect = Search | Connect | Send | Disconnect | Established | Deliver | Notice
 
 
 class Session:
     """See the module. ``hello``, ``registration`` and ``measurements`` are asked for
-    content at the moment it is sent; each gets ``now``."""
+    content at the moment it is sent; each gets ``now``. ``objection`` says why a welcome
+    must be declined, or nothing."""
 
     def __init__(
         self,
-        addresses: tuple[Address, ...],
-        rng: random.Random,
+        rounds: Rounds,
         hello: Callable[[float], Hello],
         registration: Callable[[float], Register],
         measurements: Callable[[float], Measurements],
+        objection: Callable[[Welcome], str],
     ) -> None:
-        if not addresses:
-            raise ValueError("a session needs at least one address")
-        self._addresses = addresses
-        self._rng = rng
+        self._rounds = rounds
         self._hello = hello
         self._registration = registration
         self._measurements = measurements
+        self._objection = objection
         self.phase: Phase = "waiting"
         self.attempt = 0
         self.address: Address | None = None
@@ -156,14 +164,6 @@ class Session:
         self.unknown_messages = 0
         self.last_error = ""
         self.next_wake: float | None = 0.0
-        self._first = 0
-        self._tried = 0
-        self._failures = 0
-        self._redirect: Address | None = None
-        self._redirected = False
-        self._round_started: float | None = None
-        self._least_wait = 0.0
-        self._spread: float | None = None
         self._sequence = 0
         self._next_heartbeat = 0.0
         self._silent_at = 0.0
@@ -178,6 +178,9 @@ class Session:
         match event:
             case ShutDown():
                 return self._shut_down()
+            case Found(addresses):
+                self._rounds.found(addresses)
+                return self._connect(now) if self.phase == "searching" else []
             case Closed(attempt, reason) if attempt == self.attempt:
                 return self._closed(reason, now)
             case Opened(attempt) if attempt == self.attempt and self.phase == "connecting":
@@ -193,7 +196,11 @@ class Session:
         if self.next_wake is None or now < self.next_wake:
             return []
         match self.phase:
-            case "waiting":
+            case "waiting" if self._rounds.must_search:
+                self.phase = "searching"
+                self.next_wake = now + SEARCH_TIMEOUT
+                return [Search()]
+            case "waiting" | "searching":
                 return self._connect(now)
             case "connecting" | "greeting":
                 what = "did not accept the connection" if self.phase == "connecting" else "did not answer the hello"
@@ -211,13 +218,9 @@ class Session:
     # ------------------------------------------------------------ dialling
 
     def _connect(self, now: float) -> list[Effect]:
-        if self._redirect is not None:
-            self.address, self._redirect = self._redirect, None
-        else:
-            if self._tried == 0:
-                self._round_started = now
-            self.address = self._addresses[(self._first + self._tried) % len(self._addresses)]
-            self._tried += 1
+        self.address = self._rounds.next(now)
+        if self.address is None:
+            return self._wait("no control plane was found in the network", False, now)
         self.attempt += 1
         self.phase = "connecting"
         self.next_wake = now + CONNECT_TIMEOUT
@@ -229,37 +232,14 @@ class Session:
         was_live, self.welcome = self.welcome is not None, None
         reason = self.last_error or reason
         self.last_error = ""
+        return self._wait(reason, was_live, now)
+
+    def _wait(self, reason: str, was_live: bool, now: float) -> list[Effect]:
         self.phase = "waiting"
-        if was_live and self.address in self._addresses:
-            # Begin the next round where it last worked.
-            self._first = self._addresses.index(self.address)
-        if self._redirect is not None:
-            self.next_wake = now
-        elif self._spread is not None:
-            self.next_wake = now + self._rng.uniform(0.0, self._spread)
-            self._end_round()
-        elif 0 < self._tried < len(self._addresses) and not was_live:
-            self.next_wake = now + max(self._least_wait, self._rng.uniform(0.0, 0.1))
-        else:
-            self.next_wake = self._next_round(now, was_live)
-        self._spread = None
-        self._least_wait = 0.0
+        self.next_wake = self._rounds.lost(self.address, was_live, now)
+        fields = {"address": str(self.address)} if self.address is not None else {}
         wait = round(self.next_wake - now, 2)
-        return [Notice("warning", f"no session: {reason}", {"address": str(self.address), "retry_in": wait})]
-
-    def _next_round(self, now: float, was_live: bool) -> float:
-        """Full backoff, counted from the start of the round that failed."""
-        limit = min(BACKOFF_LIMIT, BACKOFF_FIRST * 2.0 ** min(self._failures, 16))
-        self._failures += 1
-        drawn = self._rng.uniform(limit / 2, limit)
-        started = now if was_live or self._round_started is None else self._round_started
-        self._end_round()
-        return max(started + drawn, now + self._rng.uniform(0.0, 0.5), now + self._least_wait)
-
-    def _end_round(self) -> None:
-        self._tried = 0
-        self._redirected = False
-        self._round_started = None
+        return [Notice("warning", f"no session: {reason}", {**fields, "retry_in": wait})]
 
     # ------------------------------------------------------------ messages
 
@@ -270,7 +250,7 @@ class Session:
         if isinstance(message, Refuse):
             return self._refused(message)
         if isinstance(message, Goodbye):
-            self._spread = _bounded(message.spread_seconds, 0.0, _LONGEST_WAIT)
+            self._rounds.spread(_bounded(message.spread_seconds, 0.0, LONGEST_WAIT))
             return self._disconnect(f"{self.address} is going away: {message.reason}")
         if self.phase == "greeting":
             if isinstance(message, Welcome):
@@ -282,15 +262,16 @@ class Session:
         self._set_wake()
         if isinstance(message, HeartbeatAck):
             if message.sequence == self._sequence:
-                # It stands: a peer that fails right after each welcome must not be hammered.
-                self._failures = 0
+                self._rounds.proven()
             return []
         return [Deliver(message)]
 
     def _welcomed(self, welcome: Welcome, now: float) -> list[Effect]:
+        if objection := self._objection(welcome):
+            return self._disconnect(f"{self.address} is not obeyed: {objection}")
         self.phase = "live"
         self.welcome = welcome
-        self._end_round()
+        self._rounds.welcomed()
         self._sequence = 0
         self._heartbeat = _bounded(welcome.heartbeat_seconds, 0.05, 60.0)
         self._silence = max(_bounded(welcome.silence_seconds, 0.1, 300.0), self._heartbeat * 1.5)
@@ -309,15 +290,13 @@ class Session:
 
     def _refused(self, refuse: Refuse) -> list[Effect]:
         if refuse.retry_seconds is not None:
-            self._least_wait = _bounded(refuse.retry_seconds, 0.0, _LONGEST_WAIT)
+            self._rounds.wait_at_least(_bounded(refuse.retry_seconds, 0.0, LONGEST_WAIT))
         if refuse.code == "superseded":
             # Another agent runs under this node's name: the two must not evict each other in a tight loop.
-            self._least_wait = max(self._least_wait, BACKOFF_LIMIT)
+            self._rounds.wait_at_least(RECONNECT_LIMIT)
         leader = _leader(refuse)
-        if leader is not None and not self._redirected:
-            # Once per round: two standbys that name each other must not make a tight loop.
-            self._redirected = True
-            self._redirect = leader
+        if leader is not None:
+            self._rounds.redirect(leader)
         return self._disconnect(f"{self.address} refused: {refuse.message} ({refuse.code})")
 
     # ------------------------------------------------------------ life

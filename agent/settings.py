@@ -1,12 +1,12 @@
 """Settings of an agent, declared once."""
 
-import re
 import socket
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from agent.installs import configured_faults
+from llmgw.identity.names import valid_name
 from llmgw.runtime.logs import LEVELS
 from llmgw.runtime.settings import (
     ADDRESSES,
@@ -15,10 +15,10 @@ from llmgw.runtime.settings import (
     PATH,
     PATHS,
     PORT_RANGE,
-    REQUIRED,
     TEXT,
     Address,
     Fault,
+    Kind,
     Loaded,
     Setting,
     Settings,
@@ -27,26 +27,47 @@ from llmgw.runtime.settings import (
 )
 from llmgw.wire.messages import PortRange
 
+SEARCH = "mdns"
+"""Stands in ``control_planes`` for those that announce themselves in the network."""
+
+
+def _control_planes(value: Any) -> tuple[Address, ...]:
+    if value == SEARCH:
+        return ()
+    if not value:
+        raise ValueError(f"must be a list of HOST:PORT, or {SEARCH}")
+    parsed: tuple[Address, ...] = ADDRESSES.parse(value)
+    return parsed
+
+
+_CONTROL_PLANES = Kind(
+    f"addresses, or {SEARCH}",
+    _control_planes,
+    {**ADDRESSES.schema, "type": ["array", "string"], "pattern": f"^{SEARCH}$"},
+)
+
 SETTINGS = Settings(
     "agent",
     (
         Setting("node_id", TEXT, None, "name of this node, as it is enrolled; without it the host name"),
         Setting(
             "control_planes",
-            ADDRESSES,
+            _CONTROL_PLANES,
             ["127.0.0.1:7001"],
-            "agent listeners of the control planes, tried in turn; loopback only until connections are encrypted",
+            "agent listeners of the control planes, tried in turn; mdns looks for those that announce themselves in "
+            "the local network",
         ),
-        Setting("token_file", PATH, REQUIRED, "file (mode 0600) that holds this node's token on one line"),
+        Setting(
+            "identity",
+            PATH,
+            None,
+            "directory of this node's certificate, its key and the authorities it trusts, as llmgw join makes it",
+            shown="STATE_DIR/identity",
+        ),
         Setting(
             "state_dir", PATH, "/var/lib/llmgw/agent", "directory of this agent alone: records and output of shards"
         ),
-        Setting(
-            "address",
-            TEXT,
-            "127.0.0.1",
-            "address at which routers reach the engines of this node; loopback only until connections are encrypted",
-        ),
+        Setting("address", TEXT, "127.0.0.1", "address at which routers reach the engines of this node"),
         Setting("engine_ports", PORT_RANGE, "20000-20999", "ports for engines; outside the kernel's ephemeral range"),
         Setting("labels", LABELS, {}, "labels of this node, for node_selector and the facility"),
         Setting(
@@ -69,16 +90,15 @@ SETTINGS = Settings(
     ),
 )
 
-_NODE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
-
 
 @dataclass(frozen=True)
 class Config:
-    """Validated settings of an agent, typed. ``state_dir`` is absolute."""
+    """Validated settings of an agent, typed. ``state_dir`` and ``identity`` are absolute.
+    ``control_planes`` is empty if they are looked for in the network."""
 
     node_id: str
     control_planes: tuple[Address, ...]
-    token_file: Path
+    identity: Path
     state_dir: Path
     address: str
     engine_ports: PortRange
@@ -88,29 +108,27 @@ class Config:
     gpu: str
     nvidia_smi: str
 
+    @property
+    def searches(self) -> bool:
+        """Whether control planes are looked for in the network."""
+        return not self.control_planes
+
 
 def configure(loaded: Loaded, source: str) -> Config:
     """Check what single settings cannot tell. Raises ``SettingsError`` with all faults."""
     node_id = loaded["node_id"] or socket.gethostname()
     faults = configured_faults(loaded["engines"])
-    if not _NODE_ID.fullmatch(node_id):
+    if not valid_name(node_id):
         faults.append(Fault("node_id", "must be 1 to 253 letters, digits, dots, dashes or underscores"))
-    for address in loaded["control_planes"]:
-        if not address.loopback:
-            message = f"{address} is not loopback: the node's token would travel in clear; use a tunnel on this host"
-            faults.append(Fault("control_planes", message))
     if not loaded["address"] or any(character.isspace() or character == "/" for character in loaded["address"]):
         faults.append(Fault("address", "must be one address or host name of this node"))
-    elif not Address(loaded["address"], 0).loopback:
-        message = f"{loaded['address']} is not loopback: prompts and engine keys would cross the network in clear"
-        faults.append(Fault("address", f"{message}; connections between machines are not encrypted yet"))
     if faults:
         raise SettingsError(source, faults)
     first, last = loaded["engine_ports"]
     return Config(
         node_id=node_id,
         control_planes=loaded["control_planes"],
-        token_file=loaded["token_file"],
+        identity=(loaded["identity"] or loaded["state_dir"] / "identity").absolute(),
         state_dir=loaded["state_dir"].absolute(),
         address=loaded["address"],
         engine_ports=PortRange(first=first, last=last),

@@ -88,6 +88,7 @@ class Shard:
         self._deadline: float | None = None
         self._next_probe: float | None = None
         self._asked: float | None = None
+        self._answered = False
         self._signals: list[tuple[float, Literal["TERM", "KILL"]]] = []
 
     # ------------------------------------------------------------ what others see
@@ -242,6 +243,7 @@ class Shard:
         """The engine answered, or not."""
         if self.phase != "starting" or self.ending is not None:
             return []
+        self._answered = True
         if event.ready:
             self.detail = "adopted after a restart of the agent" if self.adopted else ""
             return self._become_ready(now)
@@ -312,6 +314,10 @@ class Shard:
                 # The agent was away, or stopped: the engine may have become ready meanwhile (AGT-09).
                 self._deadline = now + PROBE_TIMEOUT
                 return self._ask(now)
+            if not self._answered and now < self._asked + PROBE_TIMEOUT:
+                # Asked just now, as after a restart of the agent: its answer decides.
+                self._deadline = self._asked + PROBE_TIMEOUT
+                return []
             said = f"; the last probe said: {self.detail}" if self.detail and not self.adopted else ""
             message = f"the engine was not ready within {self.spec.startup_timeout:g} s{said}"
             self.ending = Ending(code="startup_timeout", message=message, requested=False, grace_seconds=FAILURE_GRACE)
@@ -324,6 +330,7 @@ class Shard:
 
     def _ask(self, now: float) -> list[Effect]:
         self._asked = now
+        self._answered = False
         self._next_probe = now + PROBE_TIMEOUT
         return [Probe(self.spec)]
 

@@ -18,7 +18,7 @@ from controlplane.planning.view import FleetView, NodeView, ReplicaView, Settlin
 from controlplane.planning.work import Measured
 from llmgw.runtime.clock import SystemClock
 from llmgw.runtime.garbage import Garbage
-from llmgw.sim.fleet import GIB, Node, Shape
+from llmgw.sim.fleet_node import GIB, Node, Shape
 
 MODELS = 40
 DEVICES = 8
@@ -38,14 +38,14 @@ def fleet(nodes: int) -> FleetView:
     models["too-large"] = Model("too-large", (profile(2 * DEVICES),), Scaling(1, 1))
     view = FleetView(catalog=Catalog(models=models), settling=Settling(active=False))
     for number in range(nodes):
-        node = Node(number, f"node-{number:04}", "", Shape(DEVICES), random.Random(number))
+        node = Node(number, f"node-{number:04}", Shape(DEVICES), random.Random(number))
         view.nodes[node.name] = NodeView(
             id=node.name,
             status="connected",
             session="s",
             registered=True,
             inventory=node.inventory(),
-            measurements=node.measure(),
+            measurements=node.measure(0.0),
             last_heard=0.0,
         )
     return view

@@ -46,6 +46,7 @@ from bench.tools import (  # noqa: E402
 )
 from llmgw.wire.routing import Endpoint, RoutedKey, RoutedModel, RouteTable  # noqa: E402
 from tests.fakes.route_server import RouteServer  # noqa: E402
+from tests.harness import identities  # noqa: E402
 
 PEERS = {"vllm-router": "vllm-router==0.1.17", "litellm": "litellm[proxy]==1.106.12"}
 MOCK = "uvloop httptools"
@@ -70,18 +71,16 @@ BUDGETS = {
 def start_ours(directory: Path, control: RouteServer) -> Process:
     """One worker, keys on, a control plane that is polled, reported to and given usage records."""
     port = free_port()
-    token = directory / "token"
-    token.write_text("rt-benchmark\n")
-    token.chmod(0o600)
+    identity = identities.ours().router(directory / "identity", "bench")
     config = directory / "router.yaml"
     config.write_text(
         yaml.safe_dump(
             {
                 "listen": f"127.0.0.1:{port}",
                 "workers": 1,
-                "control_plane": f"127.0.0.1:{control.port}",
+                "control_planes": [f"127.0.0.1:{control.port}"],
                 "router_id": "bench",
-                "token_file": str(token),
+                "identity": str(identity),
                 "state_dir": str(directory / "state"),
             }
         )
@@ -243,7 +242,7 @@ def run(rounds: int, seconds: float, with_litellm: bool) -> dict[str, Any]:
         routers: dict[str, Pair] = {}
         pairs: dict[str, Process] = {}
         for kind, ports in engines.items():
-            control = RouteServer(table(ports), "rt-benchmark", "bench")
+            control = RouteServer(table(ports), "bench")
             stack.callback(control.stop)
             place = directory / kind
             place.mkdir()

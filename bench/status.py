@@ -12,7 +12,6 @@ monkey.patch_all()
 import argparse  # noqa: E402
 import os  # noqa: E402
 import re  # noqa: E402
-import secrets  # noqa: E402
 import subprocess  # noqa: E402
 import sys  # noqa: E402
 import tempfile  # noqa: E402
@@ -22,13 +21,19 @@ from datetime import datetime  # noqa: E402
 from pathlib import Path  # noqa: E402
 from typing import Any  # noqa: E402
 
+sys.path[0] = str(Path(__file__).resolve().parent.parent)  # the checkout, instead of this directory
+
 import gevent  # noqa: E402
 import requests  # noqa: E402
 import yaml  # noqa: E402
 
 from controlplane.journal import files, parse_line  # noqa: E402
 from llmgw.runtime.settings import parse_address  # noqa: E402
-from llmgw.sim.fleet import Shape, SimFleet  # noqa: E402
+from llmgw.sim.fleet import SimFleet  # noqa: E402
+from llmgw.sim.fleet_node import Shape  # noqa: E402
+from llmgw.sim.fleet_tls import Identities  # noqa: E402
+from tests.fakes.controlplane import LISTENERS  # noqa: E402
+from tests.harness import identities  # noqa: E402
 
 COMMANDS = (
     ("ctl", "status"),
@@ -55,16 +60,15 @@ def catalog(models: int, replicas: int, gpus: int) -> dict[str, Any]:
 class Server:
     """The control plane's process."""
 
-    def __init__(self, folder: Path, nodes: int, models: int, replicas: int, gpus: int) -> None:
+    def __init__(self, folder: Path, models: int, replicas: int, gpus: int) -> None:
         self.folder = folder
-        self.tokens = {f"node-{number:04}": secrets.token_hex(16) for number in range(nodes)}
-        self._write("tokens.yaml", {"nodes": self.tokens, "routers": {"router-1": secrets.token_hex(16)}}, 0o600)
+        self.authority = identities.ours().authority_folder(folder / "authority")
+        identities.ours().controlplane(folder / "state" / "identity")
         self._write("catalog.yaml", catalog(models, replicas, gpus))
         settings = {
             "state_dir": str(folder / "state"),
             "catalog": str(folder / "catalog.yaml"),
-            "fleet_tokens": str(folder / "tokens.yaml"),
-            **{part: {"listen": "127.0.0.1:0"} for part in ("agents", "routers", "admin")},
+            **{listener.removesuffix(".listen"): {"listen": "127.0.0.1:0"} for listener in LISTENERS},
         }
         self._write("controlplane.yaml", settings)
         self.process = subprocess.Popen(
@@ -75,15 +79,13 @@ class Server:
         )
         assert self.process.stdout is not None
         self.addresses = {}
-        for _ in range(3):
+        for _ in LISTENERS:
             _, _, name, address = self.process.stdout.readline().split()
             self.addresses[name] = address
         self.api = f"http://{self.addresses['admin.listen']}"
 
-    def _write(self, name: str, tree: Any, mode: int = 0o644) -> None:
-        file = self.folder / name
-        file.touch(mode=mode)
-        file.write_text(yaml.safe_dump(tree))
+    def _write(self, name: str, tree: Any) -> None:
+        (self.folder / name).write_text(yaml.safe_dump(tree))
 
     @property
     def token_file(self) -> Path:
@@ -163,8 +165,9 @@ def main() -> None:
     parser.add_argument("--show", type=int, default=60, help="lines of each picture")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        server = Server(Path(folder), options.nodes, options.models, options.replicas, options.gpus)
-        fleet = SimFleet(parse_address(server.addresses["agents.listen"]), server.tokens, Shape(options.devices))
+        server = Server(Path(folder), options.models, options.replicas, options.gpus)
+        address = parse_address(server.addresses["agents.listen"])
+        fleet = SimFleet((address,), Identities(server.authority), options.nodes, Shape(options.devices))
         try:
             fleet.start()
             wait("all nodes registered", lambda: fleet.registered == len(fleet.nodes), 300)

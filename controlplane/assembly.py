@@ -1,5 +1,5 @@
-"""Puts the services together, for ``controlplane.main``, out of the parts that live as
-long as the process."""
+"""Puts the services together, for ``controlplane.term``, out of the parts that live as
+long as the term."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from controlplane.background import Background
 from controlplane.catalog.source import SourceReport, check_source, source_options
 from controlplane.driver import Driver
+from controlplane.identities import Credentials
 from controlplane.inbox import Inbox
 from controlplane.journal import Journal
+from controlplane.leadership.driver import Leadership
 from controlplane.listeners.agents import AgentListener
 from controlplane.listeners.routers import RouterSeen
 from controlplane.metrics import Metrics, Sources
@@ -19,18 +21,25 @@ from controlplane.remembered import Remembered
 from controlplane.services.audit import Audit
 from controlplane.services.auth import Authenticator
 from controlplane.services.catalog import CatalogService
+from controlplane.services.certificates import problems
 from controlplane.services.changes import Changes
 from controlplane.services.cluster_settings import ClusterSettings
 from controlplane.services.context import Services
 from controlplane.services.events import EventService
 from controlplane.services.fleet import Fleet
 from controlplane.services.holds import Holds
+from controlplane.services.identities import Identities
+from controlplane.services.joining import Joining
 from controlplane.services.keys import Keys
 from controlplane.services.labels import Labels
+from controlplane.services.lead import Lead
+from controlplane.services.losses import Losses
 from controlplane.services.models import Models
 from controlplane.services.people import People
 from controlplane.services.scopes import Scopes
+from controlplane.services.secrets import Secrets
 from controlplane.services.status import Identity, Problem, Status
+from controlplane.settings import open_doors, short_settling
 from controlplane.store.access import StoreThreads
 from llmgw.runtime.clock import Clock
 from llmgw.runtime.settings import Loaded
@@ -55,6 +64,10 @@ class Parts:
     background: Background
     events: EventService
     driver: Driver
+    credentials: Credentials
+    leadership: Leadership
+    identities: Identities
+    joining: Joining
     agents: AgentListener
     stall: StallDetector
     view: Callable[[], FleetView]
@@ -69,6 +82,8 @@ def assemble(parts: Parts, kept: Remembered) -> Services:
     fleet = Fleet(parts.view, publisher=parts.publisher, inbox=inbox, store=store, changes=changes, clock=clock)
     scopes = Scopes(store, changes, clock, models=lambda: parts.catalog.current.models, scopes=kept.scopes)
     people = People(store, changes, clock, kept.people)
+    lead = Lead(parts.leadership, ha=bool(parts.settings["ha.enabled"]))
+    losses = Losses(parts.view, inbox=inbox, changes=changes, clock=clock)
     return Services(
         fleet=fleet,
         status=Status(
@@ -82,7 +97,15 @@ def assemble(parts: Parts, kept: Remembered) -> Services:
             routers=parts.routers,
             refusals=lambda: parts.agents.refusals,
             journal=parts.journal,
-            more=(lambda: _of_background(parts.background),),
+            lead=lead.read,
+            more=(
+                lambda: _of_background(parts.background),
+                lambda: problems(parts.credentials, parts.identities, clock.now().timestamp()),
+                losses.problems,
+                lead.problems,
+                lambda: [Problem("exposed", name, words) for name, words in open_doors(parts.settings).items()],
+                lambda: [Problem("setting", name, words) for name, words in short_settling(parts.settings).items()],
+            ),
         ),
         keys=parts.keys,
         models=Models(
@@ -98,6 +121,10 @@ def assemble(parts: Parts, kept: Remembered) -> Services:
         ),
         cluster=parts.cluster,
         scopes=scopes,
+        secrets=Secrets(store, changes, inbox=inbox, fleet=fleet, clock=clock, generations=kept.secrets),
+        identities=parts.identities,
+        joining=parts.joining,
+        losses=losses,
         labels=Labels(parts.view, inbox=inbox, store=store, changes=changes, labels=kept.labels),
         holds=Holds(fleet.inside, inbox=inbox, store=store, changes=changes, clock=clock, holds=kept.holds),
         audit=Audit(store, clock),
@@ -122,6 +149,9 @@ def _metrics(parts: Parts, fleet: Fleet) -> Metrics:
             driver=parts.driver,
             inbox=parts.inbox,
             agents=parts.agents,
+            credentials=parts.credentials,
+            leadership=parts.leadership,
+            identities=parts.identities,
             journal=parts.journal,
             store=parts.store,
             background=parts.background,

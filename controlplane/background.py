@@ -5,24 +5,30 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import gevent
+
 from controlplane import history
 from controlplane.journal import Journal
 from controlplane.offhub import off_hub
 from controlplane.services.usage import UsageService
 from controlplane.store.access import StoreAccess
 from controlplane.store.feed import Appender, Feeder
-from controlplane.store.port import Transaction
+from controlplane.store.port import Counted, Transaction
 from controlplane.store.retention import Retention
 from controlplane.store.spool import DAMAGED, Spool
 from controlplane.usage.intake import SPOOL, UsageIntake, put
 from llmgw.runtime.clock import Clock
+from llmgw.runtime.logs import Logger
 from llmgw.wire.routing import UsageBatch
+
+log = Logger("llmgw.spool")
 
 
 class Background:
     """``setting`` gives a cluster setting's value, ``scopes`` the scope of every API key by
     id, ``knows_model`` whether the catalog has a name. ``spool_bytes`` bounds what waits
-    on disk. ``usage`` reads what was used.
+    on disk. ``usage`` reads what was used. ``given_up`` counts batches that routers skipped,
+    and that will not be counted any more if they come.
     """
 
     def __init__(
@@ -41,10 +47,11 @@ class Background:
         self._store = store
         self._damaged = state_dir / SPOOL / DAMAGED
 
-        def put_usage(tx: Transaction, records: Sequence[bytes]) -> None:
-            put(tx, records, log=setting("requests.log"))
+        def put_usage(tx: Transaction, records: Sequence[bytes]) -> Counted:
+            return put(tx, records, log=setting("requests.log"))
 
-        self._usage_feed = Feeder("usage", self._spool, store, put_usage)
+        self.given_up = 0
+        self._usage_feed = Feeder("usage", self._spool, store, put_usage, written=self._counted)
         self._appender = Appender(self._spool, self._usage_feed.wake)
         self._intake = UsageIntake(self._appender, clock, scopes, knows_model)
         source = history.JournalSource(journal.file, lambda: journal.durable)
@@ -73,7 +80,7 @@ class Background:
         self._appender.stop()
         self._usage_feed.stop(timeout / 2)
         self._history_feed.stop(timeout / 2)
-        self._spool.close()
+        gevent.spawn(off_hub, self._spool.close).join(timeout)  # a disk that hangs holds nobody up
 
     @property
     def waiting_bytes(self) -> int:
@@ -84,6 +91,11 @@ class Background:
     def set_aside(self) -> int:
         """Records that were damaged, or that the store will never take."""
         return self._spool.damaged + self._history_feed.refused
+
+    def _counted(self, counted: Counted) -> None:
+        if counted.given_up:
+            self.given_up += counted.given_up
+            log.warning("batches of usage that a router skipped are not counted if they come", count=counted.given_up)
 
     @property
     def forgotten(self) -> Mapping[str, int]:
@@ -120,4 +132,7 @@ class Background:
         if self.set_aside:
             told = f"{self.set_aside} were damaged, or refused by the store, since the start"
             found.append(("records", f"{told}: see the log and {self._damaged}"))
+        if self.given_up:
+            told = f"{self.given_up} batches that routers skipped are not counted if they come"
+            found.append(("usage", f"{told}: a router process has more gaps than are remembered"))
         return tuple(found)

@@ -10,7 +10,7 @@ from typing import Any
 
 import gevent
 
-from controlplane.events import Effect, Event
+from controlplane.events import Commit, Effect, Event, Send
 from controlplane.inbox import Inbox
 from controlplane.loop import Loop
 from controlplane.planning.work import LONG
@@ -25,17 +25,23 @@ SLICE = 0.001
 BATCH = 64
 """Events handled in a row before others may run, unless that takes longer than ``LONG``."""
 
+REST, SHORT_REST, LONGEST_REST = 3.0, 1.0, 1.0
+"""After a pass others have the processor for so many times as long as it worked, for fewer if
+it decided something, at most for so many seconds: while thousands of nodes register,
+something has always changed."""
+
 RETRY = 1.0
 """Wait after a pass that failed unexpectedly."""
 
-Pass = Generator[None, None, list[Effect]]
+Pass = Generator[None, float | None, list[Effect]]
 
 
 class Driver:
     """Drives one ``Loop``. ``carriers`` maps an effect's type to what carries it out.
 
     Figures for the metrics: ``passes``, ``pass_seconds`` (of the last pass),
-    ``pass_seconds_total``, ``faults`` (unexpected exceptions).
+    ``pass_seconds_total``, ``faults`` (unexpected exceptions), ``late`` (commands that were
+    not sent because the lease came in doubt).
     """
 
     def __init__(
@@ -48,11 +54,14 @@ class Driver:
         self._greenlet: gevent.Greenlet[..., None] | None = None
         self._pass: Pass | None = None
         self._pass_began = 0.0
+        self._worked = 0.0
+        self._begun = False
         self._not_before = 0.0
         self.passes = 0
         self.pass_seconds = 0.0
         self.pass_seconds_total = 0.0
         self.faults = 0
+        self.late = 0
 
     def start(self) -> "Driver":
         """Begin to take events."""
@@ -69,6 +78,7 @@ class Driver:
             handled = self._take_events()
             if self._pass is None and self._due():
                 self._pass_began = self._clock.monotonic()
+                self._worked = 0.0
                 self._pass = self._loop.run_pass(self._pass_began)
             if self._pass is not None:
                 self._slice(self._pass)
@@ -76,8 +86,13 @@ class Driver:
             elif handled == BATCH:
                 gevent.sleep(SLICE)
             else:
-                wake = max(self._loop.next_wake, self._not_before)
-                self._inbox.wait(max(SLICE, wake - self._clock.monotonic()))
+                self._inbox.wait(self._idle())
+
+    def _idle(self) -> float:
+        """Seconds until a pass is due if no event comes."""
+        now = self._clock.monotonic()
+        wake = now if self._loop.dirty else self._loop.next_wake
+        return max(SLICE, max(wake, self._not_before) - now)
 
     def _due(self) -> bool:
         now = self._clock.monotonic()
@@ -106,18 +121,25 @@ class Driver:
         self._carry_out(effects)
 
     def _slice(self, current: Pass) -> None:
+        began = self._clock.monotonic()
         try:
-            next(current)
+            # The first time there is nobody yet to take the time.
+            current.send(began if self._begun else None)
+            self._begun = True
+            self._worked += self._clock.monotonic() - began
             return
         except StopIteration as end:
             effects: list[Effect] = end.value
-            self._not_before = 0.0
+            now = self._clock.monotonic()
+            rest = SHORT_REST if any(isinstance(effect, Commit) for effect in effects) else REST
+            self._not_before = now + min(rest * (self._worked + now - began), LONGEST_REST)
         except Exception:
             self.faults += 1
             self._not_before = self._clock.monotonic() + RETRY
             effects = []
             log.exception("a pass failed")
         self._pass = None
+        self._begun = False
         self.passes += 1
         self.pass_seconds = self._clock.monotonic() - self._pass_began
         self.pass_seconds_total += self.pass_seconds
@@ -125,6 +147,9 @@ class Driver:
 
     def _carry_out(self, effects: Iterable[Effect]) -> None:
         for effect in effects:
+            if isinstance(effect, Send) and self._clock.monotonic() >= effect.before:
+                self.late += 1  # a clock read per command: between deciding and sending the process may have slept
+                continue
             try:
                 self._carriers[type(effect)](effect)
             except Exception:

@@ -6,9 +6,11 @@ the monotonic time and carries the effects out. Both are plain frozen values.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any
 
 from controlplane.catalog.model import Catalog
+from controlplane.fleet.keys import EngineKeys
 from llmgw.wire.messages import Down, Hello, Refuse, Unknown, Up
 from llmgw.wire.routing import Report, RoutedAlias, RoutedModel
 
@@ -48,7 +50,14 @@ class CatalogChanged:
 
 @dataclass(frozen=True, slots=True)
 class EnrolmentChanged:
-    """The nodes that may open a session."""
+    """The nodes that may open a session, and no others."""
+
+    node_ids: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class NodesEnrolled:
+    """These nodes may open a session too: they came for the first time."""
 
     node_ids: frozenset[str]
 
@@ -137,12 +146,54 @@ class RetryRequested:
     actor: str
 
 
+@dataclass(frozen=True, slots=True)
+class LeaseExtended:
+    """The lease is good until this monotonic moment less its margin; infinite for a control
+    plane that leads by a lock alone (HA-01). Past it nothing is done but healing in
+    place."""
+
+    until: float
+
+
+@dataclass(frozen=True, slots=True)
+class EpochGranted:
+    """The store has confirmed that we lead, with this epoch (AGT-04)."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class EngineKeysChanged:
+    """The secrets of engines' keys, all generations of them, as the store holds them now
+    (SEC-08). ``actor`` had them rotated; empty: unused ones were dropped."""
+
+    keys: EngineKeys
+    actor: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class EpochSeen:
+    """A router has a table of this epoch of this leader, empty = unknown (AGT-04). To be
+    offered only if it may not be ours; agents tell theirs with their hello."""
+
+    epoch: int
+    leader: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LossAccepted:
+    """A person says that the nodes that went silent together are lost (REC-11)."""
+
+    actor: str
+
+
 Event = (
     SessionOpened
     | FrameReceived
     | SessionClosed
     | CatalogChanged
     | EnrolmentChanged
+    | NodesEnrolled
     | CordonSet
     | LabelsSet
     | HoldsSet
@@ -152,15 +203,23 @@ Event = (
     | Committed
     | RouterReported
     | RetryRequested
+    | LeaseExtended
+    | EpochGranted
+    | EngineKeysChanged
+    | EpochSeen
+    | LossAccepted
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Put a frame on a session's connection."""
+    """Put a frame on a session's connection. ``before``: not at this monotonic moment or
+    later, when the lease is in doubt (HA-01): it is dropped then, and the loop sends it
+    again once it leads beyond doubt."""
 
     session: str
     message: Down
+    before: float = inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,20 +265,34 @@ class Note:
 @dataclass(frozen=True, slots=True)
 class PublishRoutes:
     """The routes changed. The publisher adds API keys and a generation, and fills in the
-    keys of external endpoints: ``key_files`` maps an endpoint's id to the file (CAT-10)."""
+    keys of external endpoints: ``key_files`` maps an endpoint's id to the file (CAT-10).
+    ``epoch`` and ``leader`` go into the table: routers take none that is older (HA-01)."""
 
     models: tuple[RoutedModel, ...]
     settling: bool
     aliases: tuple[RoutedAlias, ...] = ()
     key_files: Mapping[str, str] = field(default_factory=dict)
+    epoch: int = 0
+    leader: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class EpochRaised:
-    """An agent had seen a higher epoch than ours, so commands carry ``epoch`` from now
-    on. Persist it, so that the next process starts above it (AGT-04)."""
+class EpochWanted:
+    """A peer has obeyed epoch ``seen``, which is above ours, or is ours but was another
+    leader's (AGT-04). Have the store say that we still lead and raise our epoch above it,
+    then feed ``EpochGranted``. A leader
+    that was replaced must not learn of its successor's epoch and outbid it: so we go on
+    with our own until the store has answered."""
 
-    epoch: int
+    seen: int
 
 
-Effect = Send | CloseSession | Commit | Note | PublishRoutes | EpochRaised
+@dataclass(frozen=True, slots=True)
+class DropEngineKeys:
+    """Have the store forget these generations of engine keys, which nothing uses any more,
+    then feed ``EngineKeysChanged`` (SEC-08)."""
+
+    generations: tuple[str, ...]
+
+
+Effect = Send | CloseSession | Commit | Note | PublishRoutes | EpochWanted | DropEngineKeys

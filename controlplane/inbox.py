@@ -34,6 +34,7 @@ class Inbox:
         self._arrived = Signal()
         self._room = Signal()
         self._room.set()
+        self._closed = False
         self.coalesced = 0
         self.refused = 0
 
@@ -48,6 +49,8 @@ class Inbox:
                 self.coalesced += 1
                 return
             self._wait_for_room()
+            if self._closed:
+                return
             if event.session not in self._heartbeats:
                 self._events.append(event.session)
             self._heartbeats[event.session] = event
@@ -66,6 +69,8 @@ class Inbox:
 
     def force(self, event: Event) -> None:
         """Add an event that must not be lost, room or not."""
+        if self._closed:
+            return
         if isinstance(event, FrameReceived):
             self._frames[event.session] += 1
         self._events.append(event)
@@ -86,6 +91,13 @@ class Inbox:
                 del self._frames[entry.session]
         return entry
 
+    def close(self) -> None:
+        """There is no writer any more: what comes is dropped, and nobody waits for room."""
+        self._closed = True
+        self._events.clear()
+        self._heartbeats.clear()
+        self._room.set()
+
     def wait(self, timeout: float) -> None:
         """Until an event arrives, at most ``timeout`` seconds."""
         if not self._events:
@@ -93,6 +105,6 @@ class Inbox:
             self._arrived.wait(timeout)
 
     def _wait_for_room(self, session: str = "") -> None:
-        while len(self._events) >= self._capacity or self._frames[session] >= PER_SESSION:
+        while not self._closed and (len(self._events) >= self._capacity or self._frames[session] >= PER_SESSION):
             self._room.clear()
             self._room.wait()

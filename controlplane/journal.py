@@ -15,6 +15,7 @@ from typing import Any
 
 import gevent
 import msgspec
+from gevent import monkey
 from gevent.event import Event
 
 from controlplane.events import Decision
@@ -23,6 +24,7 @@ from llmgw.runtime.clock import Clock
 from llmgw.runtime.logs import Logger
 
 log = Logger("llmgw.journal")
+_allocate_lock = monkey.get_original("_thread", "allocate_lock")
 
 JOURNAL = "decisions.jsonl"
 """The current file, in the state directory."""
@@ -89,6 +91,8 @@ class Journal:
         self._idle.set()
         self._greenlet: gevent.Greenlet[..., None] | None = None
         self._descriptor: int | None = None
+        self._lock = _allocate_lock()
+        self._closed = False
         self._size = 0
         self._run_id = secrets.token_hex(6)
         self._count = 0
@@ -131,9 +135,7 @@ class Journal:
             self._greenlet.kill(block=False)
         if self._pending:
             log.warning("decisions were not written before the end", batches=len(self._pending))
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-            self._descriptor = None
+        gevent.spawn(off_hub, self._close).join(timeout)  # a disk that hangs holds nobody up
 
     def _add(self, batch: int | None, decisions: Sequence[Decision]) -> None:
         at = self._clock.now().isoformat(timespec="milliseconds")
@@ -189,7 +191,15 @@ class Journal:
                         self._committed(batch)
             self._idle.set()
 
-    # The rest runs in the threadpool, one call at a time.
+    # The rest runs in the threadpool, one call at a time: a write whose greenlet has ended
+    # may go on, and a descriptor that is closed under its hands might be another's by then.
+
+    def _close(self) -> None:
+        with self._lock:
+            self._closed = True
+            if self._descriptor is not None:
+                os.close(self._descriptor)
+                self._descriptor = None
 
     def _open_and_read(self) -> list[Entry]:
         descriptor = self._open()
@@ -208,6 +218,12 @@ class Journal:
         return self._descriptor
 
     def _append(self, data: bytes) -> None:
+        with self._lock:
+            if self._closed:
+                raise OSError(f"{self._file} was closed")
+            self._append_locked(data)
+
+    def _append_locked(self, data: bytes) -> None:
         if self._size and self._size + len(data) > self._max_bytes:
             self._rotate()
         self._notice_removal()

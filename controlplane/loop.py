@@ -8,6 +8,7 @@ machines of ``controlplane.fleet``; nothing is decided in the driver.
 import random
 from collections import deque
 from collections.abc import Callable, Generator
+from math import inf
 
 from controlplane.catalog.model import Catalog
 from controlplane.events import (
@@ -16,11 +17,17 @@ from controlplane.events import (
     Committed,
     CordonSet,
     Effect,
+    EngineKeysChanged,
     EnrolmentChanged,
+    EpochGranted,
+    EpochSeen,
     Event,
     FrameReceived,
     HoldsSet,
     LabelsSet,
+    LeaseExtended,
+    LossAccepted,
+    NodesEnrolled,
     ProviderKeysRead,
     PublishRoutes,
     RestartRequested,
@@ -30,21 +37,33 @@ from controlplane.events import (
     SessionClosed,
     SessionOpened,
 )
-from controlplane.fleet import dispatch, intents, nodes, replicas, restarts, sessions
+from controlplane.fleet import (
+    changes,
+    dispatch,
+    generations,
+    intents,
+    lead,
+    nodes,
+    replicas,
+    restarts,
+    sessions,
+    unheard,
+)
 from controlplane.fleet.context import Fleet, Recent
 from controlplane.fleet.health import forgive
 from controlplane.fleet.intents import Intent
+from controlplane.fleet.keys import EngineKeys
+from controlplane.fleet.nodelife import NodeLife
 from controlplane.planning.candidates import Candidates
 from controlplane.planning.check import check, check_view
-from controlplane.planning.drains import MEMORY, Routers, RouterSeen
+from controlplane.planning.drains import MEMORY, Routers
 from controlplane.planning.overlay import Overlay
 from controlplane.planning.plan import Action, Plan, decision
 from controlplane.planning.policy import LoopSettings
 from controlplane.planning.reconcile import overtaken, plan, wanted
-from controlplane.planning.view import FleetView, Settling
-from controlplane.planning.words import listing
+from controlplane.planning.view import FleetView, Lease, Settling
 from controlplane.planning.work import Work
-from controlplane.publish.routes import EXTERNAL, aliases, key_files, routes, routing
+from controlplane.publish.routes import EXTERNAL, Routing, aliases, key_files
 from llmgw.wire.routing import RoutedModel
 
 __all__ = ["Intent", "Loop", "LoopSettings", "Recent"]
@@ -52,13 +71,20 @@ __all__ = ["Intent", "Loop", "LoopSettings", "Recent"]
 WHOLE_CHECK = 60.0
 """Seconds between two checks of the whole view."""
 
+SMALL = 500
+"""Models and replicas of a table that is published with the event that changed it. A larger
+one is left to the pass that follows, in slices: after a restart of thousands of replicas
+it would be made anew for each of them."""
+
 
 class Loop:
     """The control plane's writer.
 
     ``view`` may be read between events, never changed. ``dirty`` says that a pass is
     wanted now, ``next_wake`` when one is due without an event. ``recent`` holds the
-    last decisions and events, oldest first. ``epoch`` goes with commands.
+    last decisions and events, oldest first. ``epoch`` goes with commands; ``leader`` is the
+    random id of who leads with it. Until ``LeaseExtended`` says more, they lead beyond doubt
+    before ``until`` (HA-01): by default not at all.
 
     ``boot`` names this process: it must differ from every earlier one's, because
     command ids begin with it. ``intent`` is what people decided before. ``work`` makes
@@ -74,10 +100,12 @@ class Loop:
         intent: Intent,
         rng: random.Random,
         epoch: int,
+        leader: str,
         boot: str,
         version: str,
-        engine_secret: bytes | None,
+        engine_keys: EngineKeys,
         now: float,
+        until: float = -inf,
         work: Callable[[], Work] = Work,
     ) -> None:
         view = FleetView(
@@ -85,24 +113,29 @@ class Loop:
             settling=Settling(started=now, steady_since=now),
             holds=dict(intent.holds),
             serving=intent.serving,
+            lease=Lease(until=until, doubtful=now >= until, since=now),
+            key_generation=engine_keys.current,
         )
         self._fleet = Fleet(
             view=view,
             settings=settings,
             rng=rng,
             epoch=epoch,
+            leader=leader,
+            life=NodeLife(settings.lost_after),
             boot=boot,
             version=version,
-            engine_secret=engine_secret,
+            keys=engine_keys,
             now=now,
+            last_pass=now,
             cordons=dict(intent.cordons),
             labels=dict(intent.labels),
         )
         self._work = work
         self._candidates = Candidates()
+        self._routing = Routing()
         self._published: PublishRoutes | None = None
         self._tables = 0
-        self._last_pass = now
         self._next_whole_check = now + WHOLE_CHECK
         self.next_wake = now
         nodes.enrol(self._fleet, enrolled, now)
@@ -144,6 +177,7 @@ class Loop:
         so that routes need not be published in between."""
         fleet = self._fleet
         fleet.now = now
+        lead.look(fleet, now)
         match event:
             case SessionOpened():
                 sessions.opened(fleet, event, now)
@@ -152,12 +186,23 @@ class Loop:
             case SessionClosed():
                 sessions.closed(fleet, event.session, event.reason, now)
             case Committed():
-                for action in fleet.batches.pop(event.batch, ()):
-                    dispatch.dispatch(fleet, action, now)
+                lead.committed(fleet, fleet.batches.pop(event.batch, ()), now)
+            case LeaseExtended():
+                lead.extended(fleet, event.until, now)
+                if event.until > now:
+                    self.next_wake = min(self.next_wake, event.until)
+            case EpochGranted():
+                lead.granted(fleet, event.epoch)
+            case EpochSeen():
+                lead.seen(fleet, event.epoch, event.leader, now)
+            case LossAccepted():
+                nodes.accept_loss(fleet, event.actor)
             case CatalogChanged():
-                self._catalog_changed(event.catalog)
+                changes.catalog(fleet, event.catalog)
             case EnrolmentChanged():
                 nodes.enrol(fleet, event.node_ids, now)
+            case NodesEnrolled():
+                nodes.join(fleet, event.node_ids, now)
             case CordonSet():
                 intents.set_cordon(fleet, event.node_id, event.cordon)
             case LabelsSet():
@@ -170,15 +215,25 @@ class Loop:
                 restarts.request(fleet, event)
             case ProviderKeysRead():
                 self._keys_read(event)
+            case EngineKeysChanged():
+                changes.engine_keys(fleet, event)
             case RouterReported():
-                self._reported(event, now)
+                changes.reported(fleet, event, now)
             case RetryRequested():
                 forgive(fleet, event.model)
                 fleet.note("retry", f"asked for by {event.actor}", model=event.model)
         self._restarts()
         if fleet.routes_dirty and not more and not fleet.view.settling.active:
-            self._publish(routes(fleet.view, fleet.engine_secret))
+            if self._small:
+                self._publish(self._routing.at_once(fleet.view, fleet.keys))
+            else:
+                fleet.dirty = True
         return fleet.take()
+
+    @property
+    def _small(self) -> bool:
+        view = self._fleet.view
+        return len(view.replicas) + len(view.catalog.models) <= SMALL
 
     def _restarts(self) -> None:
         if self._fleet.restarting or self._fleet.view.in_place:
@@ -194,43 +249,17 @@ class Loop:
                 fleet.note("provider-key", fault or "its key file can be used", model=model)
         fleet.routes_dirty = fleet.dirty = True
 
-    def _catalog_changed(self, catalog: Catalog) -> None:
-        fleet = self._fleet
-        before = fleet.view.catalog.models
-        changed = sorted(
-            name for name in before.keys() | catalog.models.keys() if before.get(name) != catalog.models.get(name)
-        )
-        fleet.view.catalog = catalog
-        for name in changed:
-            forgive(fleet, name)
-        for name in [name for name in fleet.view.health if name not in catalog.models]:
-            del fleet.view.health[name]
-        for replica in fleet.view.replicas.values():
-            replica.stale = replicas.staleness(fleet.view, replica)
-        fleet.note("catalog", f"changed: {listing(changed, 10) or 'nothing'}", models=len(catalog.models))
-        fleet.touch()
-        fleet.routes_dirty = True
-
-    def _reported(self, event: RouterReported, now: float) -> None:
-        report = event.report
-        key = (event.router_id, report.boot)
-        known = self._fleet.routers.get(key)
-        if known is None or report.sequence > known.sequence:
-            loads = {load.id: load for load in report.endpoints}
-            # Generations begin with the boot of the process that published them.
-            current = report.generation.startswith(f"{self._fleet.boot}-")
-            self._fleet.routers[key] = RouterSeen(
-                event.router_id, report.boot, now, report.sequence, loads, report.version, current
-            )
-
-    def run_pass(self, now: float) -> Generator[None, None, list[Effect]]:
+    def run_pass(self, now: float) -> Generator[None, float | None, list[Effect]]:
         """One pass. Yields about every 5 ms of work; returns its effects, ``Commit``
         among them. Run it to its end, one at a time. What it decided is dispatched by
-        ``handle(Committed(batch))``; events may be handled between two yields."""
+        ``handle(Committed(batch))``; events may be handled between two yields. The time may
+        be sent to it instead of ``None``: what was decided while the process stood still
+        counts for nothing once the lease is in doubt (HA-01)."""
         fleet = self._fleet
         fleet.now = now
+        lead.look(fleet, now)
         fleet.dirty = False
-        self._time_passes(now)
+        yield from self._time_passes(now)
         self._restarts()
         effects = fleet.take()
         # A pass that fails or is given up leaves none behind that is half up to date.
@@ -246,7 +275,9 @@ class Loop:
             candidates=candidates,
         )
         self._candidates = candidates
-        fleet.now = max(fleet.now, now)
+        told = yield
+        fleet.now = max(fleet.now, now, told or now)
+        lead.look(fleet, fleet.now)
         self._refusals(decided, now)
         # If events came in since, it may fit by now, and is tried anew.
         given_up = decided.given_up if fleet.view.version == decided.version else {}
@@ -266,17 +297,21 @@ class Loop:
         self._restarts()
         effects += fleet.take()  # what was decided waits for no table
         yield from self._publishing()
-        self._last_pass = now
         self.next_wake = self._wake(now)
         return effects + fleet.take()
 
-    def _time_passes(self, now: float) -> None:
+    def _time_passes(self, now: float) -> Generator[None, None, None]:
+        """What time does, part by part: each looks at every node, or every replica."""
         fleet = self._fleet
+        nodes.awake(fleet, now)
         sessions.tick(fleet, now)
         nodes.tick(fleet, now)
         nodes.settle(fleet, now)
+        unheard.tick(fleet, now)
+        yield
         replicas.tick(fleet, now)
         dispatch.tick(fleet, now)
+        generations.tick(fleet, now)
         for key in [key for key, router in fleet.routers.items() if now - router.at > 2 * MEMORY]:
             del fleet.routers[key]
         for health in fleet.view.health.values():
@@ -284,8 +319,10 @@ class Loop:
                 health.backoff_until = None
         if now >= self._next_whole_check:
             self._next_whole_check = now + WHOLE_CHECK
-            for violation in check_view(fleet.view):
-                fleet.note("invariant", violation.message, model=violation.model)
+            for violations in check_view(fleet.view):
+                yield
+                for violation in violations:
+                    fleet.note("invariant", violation.message, model=violation.model)
 
     def _accept(self, decided: Plan) -> list[Action]:
         """The actions that still hold and break nothing. A model whose actions would
@@ -332,10 +369,13 @@ class Loop:
         fleet = self._fleet
         fleet.routes_dirty = False
         tables = self._tables
-        table = yield from routing(fleet.view, fleet.engine_secret)
-        if fleet.routes_dirty or tables != self._tables:
-            table = routes(fleet.view, fleet.engine_secret)
+        table = yield from self._routing.table(fleet.view, fleet.keys)
+        again = fleet.routes_dirty
+        if tables != self._tables or (again and self._small):
+            table, again = self._routing.at_once(fleet.view, fleet.keys), False
         self._publish(table)
+        if again:  # each row is of a moment of this pass; the next one has what changed since
+            fleet.routes_dirty = fleet.dirty = True
 
     def _publish(self, models: tuple[RoutedModel, ...]) -> None:
         fleet = self._fleet
@@ -343,9 +383,11 @@ class Loop:
         self._tables += 1
         table = PublishRoutes(
             models,
-            fleet.view.settling.active,
+            fleet.view.partial,
             aliases(fleet.view.catalog),
             key_files(fleet.view.catalog),
+            fleet.epoch,
+            fleet.leader,
         )
         if table != self._published:
             self._published = table
@@ -356,10 +398,12 @@ class Loop:
         which time alone changes something."""
         fleet = self._fleet
         moments = [now + fleet.settings.interval]
-        for replica in fleet.view.replicas.values():
-            if replica.deadline is not None:
-                moments.append(replica.deadline)
+        for replica in [replica for replica in fleet.view.replicas.values() if replica.deadline is not None]:
+            moments.append(replica.deadline or 0.0)
             if replica.state == "draining":
                 moments.append(now + 1.0)
+        moments.append(fleet.view.lease.until)
+        if fleet.life.accepted:
+            moments.append(now + 0.1)
         moments += [health.backoff_until for health in fleet.view.health.values() if health.backoff_until is not None]
         return min(moment for moment in moments if moment > now)

@@ -1,33 +1,58 @@
 """Prometheus metrics of the control plane, read from its state at scrape time (OBS-01).
 
-An unknown figure has no series. Each family is collected and rendered between two
-looks of the hub at its other work, so that a scrape of a large fleet holds nobody up.
+An unknown figure has no series. A large fleet's are rendered in slices, so that a scrape
+holds nobody up.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from operator import itemgetter
+from typing import Any
 
-import gevent
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from controlplane.background import Background
 from controlplane.driver import Driver
+from controlplane.exposition import Family, Sample
+from controlplane.identities import Credentials
 from controlplane.inbox import Inbox
 from controlplane.journal import Journal
+from controlplane.leadership.driver import Leadership
+from controlplane.leadership.figures import families
 from controlplane.listeners.agents import AgentListener
 from controlplane.listeners.routers import RouterSeen
-from controlplane.planning.view import NodeView
+from controlplane.nodemetrics import FAMILIES, NodeMetrics, told
+from controlplane.offhub import off_hub
 from controlplane.services.fleet import Fleet, Plain
+from controlplane.services.identities import Identities
+from controlplane.services.pauses import in_slices
 from controlplane.services.status import Identity
 from controlplane.store.access import StoreThreads
 from llmgw.runtime.clock import Clock
 from llmgw.runtime.stall import StallDetector
-from llmgw.wire.messages import Device, DeviceUse, Measurements
 
-Sample = tuple[tuple[str, ...], float | None]
 Maker = Callable[[], Iterable[Metric]]
+
+
+def _model(name: str, text: str, read: Callable[[Plain], float | None]) -> tuple[Family, Callable[[Plain], Any]]:
+    return Family(name, text, ("model",)), read
+
+
+_MODELS = (
+    _model("llmgw_model_desired_replicas", "Replicas a model should have now.", itemgetter("wanted")),
+    _model("llmgw_model_ready_replicas", "Replicas that are ready.", itemgetter("ready")),
+    _model("llmgw_model_consecutive_failures", "Failed starts in a row.", itemgetter("failures")),
+    _model("llmgw_model_parked", "1 if the model failed too often and is not tried.", itemgetter("parked")),
+    _model("llmgw_model_unplaceable", "1 if no node can take the model.", lambda m: m["state"] == "unplaceable"),
+)
+
+CERTIFICATES = Family(
+    "llmgw_certificate_expires_timestamp_seconds",
+    "When a certificate ends, in Unix time: of the server, its issuer and authority, and of nodes and routers.",
+    ("certificate", "name"),
+)
 
 
 @dataclass(frozen=True)
@@ -39,6 +64,9 @@ class Sources:
     driver: Driver
     inbox: Inbox
     agents: AgentListener
+    credentials: Credentials
+    leadership: Leadership
+    identities: Identities
     journal: Journal
     store: StoreThreads
     background: Background
@@ -63,79 +91,53 @@ class _One(Collector):
 
 
 class Metrics:
-    """Registries of our own, one per group of families, rendered one after another."""
+    """All that ``/metrics`` tells. Few figures come from the client library's registry; those of
+    which there are thousands are written by ``exposition``."""
 
     def __init__(self, sources: Sources) -> None:
         self._sources = sources
-        self._registries: list[CollectorRegistry] = []
-        makers: list[Maker] = [self._process, *(self._family(row) for row in _NODES)]
-        makers += [self._devices(row) for row in _DEVICES]
-        makers += [self._shards, self._models]
-        for maker in makers:
-            registry = CollectorRegistry(auto_describe=False)
-            registry.register(_One(maker))
-            self._registries.append(registry)
+        self._nodes = NodeMetrics()
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(_One(self._process))
+        self._registry.register(_One(lambda: families(sources.leadership)))
 
-    def render(self) -> bytes:
-        """The text format."""
-        parts = []
-        for registry in self._registries:
-            parts.append(generate_latest(registry))
-            gevent.sleep(0)
-        return b"".join(parts)
+    def render(self) -> list[bytes]:
+        """The text format, in parts. Whatever takes long is done in slices."""
+        sources = self._sources
+        view, now = sources.fleet.view, sources.clock.monotonic()
+        nodes = in_slices(list(view.nodes.values()), sources.clock)
+        rows = self._nodes.look(nodes, lambda node: sources.fleet.measurements(node, now), view.replicas)
+        makers = (told(rows), self._models(), self._certificates())
+        parts = [generate_latest(self._registry)]
+        for part in in_slices((part for maker in makers for part in maker), sources.clock):
+            parts.append(part)
+        return parts
 
-    def _family(self, row: "_NodeRow") -> Maker:
-        def make() -> Iterator[Metric]:
-            now = self._sources.clock.monotonic()
-            nodes = self._sources.fleet.view.nodes.values()
-            samples = (((node.id,), row.read(node, self._sources.fleet.measurements(node, now))) for node in nodes)
-            yield _gauge(row.name, row.help, ("node",), samples)
+    def described(self) -> list[tuple[str, str, tuple[str, ...], str]]:
+        """Name, type, labels and meaning of every metric, by name."""
+        own = [
+            (row.name, row.kind, row.labels, row.help)
+            for row in (*FAMILIES, *(family for family, _ in _MODELS), CERTIFICATES)
+        ]
+        for family in self._registry.collect():
+            name = family.name + ("_total" if family.type == "counter" else "")
+            own.append((name, family.type, tuple(getattr(family, "_labelnames", ())), family.documentation))
+        return sorted(own)
 
-        return make
+    def _models(self) -> Iterator[bytes]:
+        models = list(in_slices(self._sources.fleet.models(), self._sources.clock))
+        for family, read in _MODELS:
+            yield family.text(((model["name"],), read(model)) for model in models)
 
-    def _devices(self, row: "_DeviceRow") -> Maker:
-        def make() -> Iterator[Metric]:
-            yield _gauge(row.name, row.help, ("node", "device", "class"), self._device_samples(row))
-
-        return make
-
-    def _device_samples(self, row: "_DeviceRow") -> Iterator[Sample]:
-        now = self._sources.clock.monotonic()
-        for node in self._sources.fleet.view.nodes.values():
-            if node.inventory is None:
-                continue
-            uses = {use.uuid: use for use in self._sources.fleet.measurements(node, now).devices}
-            for device in node.inventory.devices:
-                value = row.read(device, uses.get(device.uuid, DeviceUse(uuid=device.uuid)))
-                yield (node.id, device.uuid, device.device_class), value
-
-    def _shards(self) -> Iterator[Metric]:
-        now = self._sources.clock.monotonic()
-        view = self._sources.fleet.view
-        labels = ("node", "model", "replica", "rank")
-        cores: list[Sample] = []
-        memory: list[Sample] = []
-        for node in view.nodes.values():
-            for use in self._sources.fleet.measurements(node, now).shards:
-                replica = view.replicas.get(use.replica_id)
-                if replica is not None:
-                    key = (node.id, replica.model, replica.id, str(use.rank))
-                    cores.append((key, use.cpu_cores))
-                    memory.append((key, use.memory_bytes))
-        yield _gauge("llmgw_shard_cpu_cores", "Cores a shard's processes use.", labels, cores)
-        yield _gauge("llmgw_shard_memory_bytes", "Resident memory of a shard's processes.", labels, memory)
-
-    def _models(self) -> Iterator[Metric]:
-        models = list(self._sources.fleet.models())
-        rows: tuple[tuple[str, str, Callable[[Plain], float | None]], ...] = (
-            ("llmgw_model_desired_replicas", "Replicas a model should have now.", lambda m: m["wanted"]),
-            ("llmgw_model_ready_replicas", "Replicas that are ready.", lambda m: m["ready"]),
-            ("llmgw_model_consecutive_failures", "Failed starts in a row.", lambda m: m["failures"]),
-            ("llmgw_model_parked", "1 if the model failed too often and is not tried.", lambda m: m["parked"]),
-            ("llmgw_model_unplaceable", "1 if no node can take the model.", lambda m: m["state"] == "unplaceable"),
-        )
-        for name, text, read in rows:
-            yield _gauge(name, text, ("model",), (((model["name"],), read(model)) for model in models))
+    def _certificates(self) -> Iterator[bytes]:
+        """Ours as they are on disk now, whoever put them there; others' as they showed them."""
+        samples: list[Sample] = [
+            ((each.what, ""), each.expires_at) for each in off_hub(self._sources.credentials.expiries)
+        ]
+        samples += [
+            ((row.kind, row.name), row.expires_at) for row in self._sources.identities.all() if row.removed_at is None
+        ]
+        yield CERTIFICATES.text(samples)
 
     def _process(self) -> Iterator[Metric]:
         sources = self._sources
@@ -151,8 +153,16 @@ class Metrics:
         gauges: Mapping[str, tuple[str, float]] = {
             "llmgw_leadership_epoch": ("Epoch of this control plane's commands.", sources.identity.epoch()),
             "llmgw_settling": ("1 while nothing is placed after a start.", sources.fleet.view.settling.active),
+            "llmgw_mass_loss_nodes": (
+                "Nodes that went silent together and are not back: nothing is declared lost while there are any.",
+                len(loss.nodes) if (loss := sources.fleet.view.mass_loss) else 0,
+            ),
+            "llmgw_nodes_lost_waiting": (
+                "Silent nodes that would be lost if the limit on losses allowed.",
+                len(sources.fleet.view.late_losses),
+            ),
             "llmgw_agent_sessions": ("Agents in session.", sources.agents.sessions),
-            "llmgw_agent_connections_pending": ("Connections that have not said hello.", sources.agents.pending),
+            "llmgw_agent_connections_pending": ("Connections in TLS or before hello.", sources.agents.pending),
             "llmgw_routers": ("Router processes that reported of late.", len(list(sources.routers()))),
             "llmgw_inbox_depth": ("Events that wait for the writer.", len(sources.inbox)),
             "llmgw_hub_stall_longest_seconds": ("Longest time the event loop was held.", sources.stall.longest),
@@ -174,16 +184,28 @@ class Metrics:
             "llmgw_hub_stalls": ("Times the event loop was held.", sources.stall.count),
             "llmgw_loop_passes": ("Passes of the loop.", sources.driver.passes),
             "llmgw_loop_busy_seconds": ("Time from begin to end of all passes.", sources.driver.pass_seconds_total),
+            "llmgw_nodes_lost": ("Nodes declared lost, since this control plane leads.", sources.fleet.view.nodes_lost),
+            "llmgw_loop_commands_late": (
+                "Commands that were not sent because the lease came in doubt.",
+                sources.driver.late,
+            ),
             "llmgw_loop_faults": ("Unexpected errors in the loop.", sources.driver.faults),
             "llmgw_inbox_refused": ("Events turned away for want of room.", sources.inbox.refused),
             "llmgw_heartbeats_coalesced": ("Heartbeats replaced by a newer one.", sources.inbox.coalesced),
-            "llmgw_agent_connections_refused": ("Connections turned away before hello.", sources.agents.refused),
+            "llmgw_agent_connections_refused": (
+                "Connections turned away in TLS or before hello.",
+                sources.agents.refused,
+            ),
             "llmgw_agent_bad_frames": ("Sessions ended by a frame.", sources.agents.bad_frames),
             "llmgw_agent_unknown_messages": ("Messages of unknown kind, ignored.", sources.agents.unknown_messages),
             "llmgw_store_errors": ("Calls the store did not answer.", sources.store.failures),
             "llmgw_records_set_aside": (
                 "Records of usage or events that were damaged, or that the store refuses.",
                 sources.background.set_aside,
+            ),
+            "llmgw_usage_batches_given_up": (
+                "Batches of usage that routers skipped, and that are not counted if they come.",
+                sources.background.given_up,
             ),
             "llmgw_journal_errors": ("Failed writes of the decision journal.", sources.journal.failures),
         }
@@ -207,40 +229,3 @@ def _gauge(name: str, text: str, labels: tuple[str, ...], samples: Iterable[Samp
         if figure is not None:
             family.add_metric(values, float(figure))
     return family
-
-
-@dataclass(frozen=True)
-class _NodeRow:
-    name: str
-    help: str
-    read: Callable[[NodeView, Measurements], float | None]
-
-
-@dataclass(frozen=True)
-class _DeviceRow:
-    name: str
-    help: str
-    read: Callable[[Device, DeviceUse], float | None]
-
-
-_NODES = (
-    _NodeRow("llmgw_node_up", "1 if the node is in session.", lambda n, _: n.registered),
-    _NodeRow("llmgw_node_cordoned", "1 if nothing new is placed on the node.", lambda n, _: n.cordon is not None),
-    _NodeRow("llmgw_node_cpus", "Logical CPUs.", lambda n, _: n.inventory.cpu.count if n.inventory else None),
-    _NodeRow("llmgw_node_cpu_utilization_percent", "Use of all CPUs.", lambda _, m: m.cpu_percent),
-    _NodeRow("llmgw_node_load", "Load average over one minute.", lambda _, m: m.load1),
-    _NodeRow(
-        "llmgw_node_memory_total_bytes", "Memory.", lambda n, _: n.inventory.memory_bytes if n.inventory else None
-    ),
-    _NodeRow("llmgw_node_memory_used_bytes", "Memory in use.", lambda _, m: m.memory_used_bytes),
-    _NodeRow("llmgw_node_memory_available_bytes", "Memory available.", lambda _, m: m.memory_available_bytes),
-)
-
-_DEVICES = (
-    _DeviceRow("llmgw_device_excluded", "1 if the device must not be used.", lambda d, _: d.excluded is not None),
-    _DeviceRow("llmgw_device_memory_total_bytes", "Memory of the device.", lambda d, _: d.memory_bytes),
-    _DeviceRow("llmgw_device_memory_used_bytes", "Memory in use.", lambda _, u: u.memory_used_bytes),
-    _DeviceRow("llmgw_device_utilization_percent", "Utilisation.", lambda _, u: u.utilization_percent),
-    _DeviceRow("llmgw_device_temperature_celsius", "Temperature.", lambda _, u: u.temperature_celsius),
-    _DeviceRow("llmgw_device_power_watts", "Power drawn.", lambda _, u: u.power_watts),
-)

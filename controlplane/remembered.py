@@ -1,4 +1,4 @@
-"""What the store holds when a control plane starts."""
+"""What the store holds when a control plane begins to lead."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,17 +7,27 @@ from controlplane.events import Cordon, ServingSet
 from controlplane.loop import Intent
 from controlplane.services.people import Known
 from controlplane.services.people import read as read_people
-from controlplane.store.port import ApiKey, Hold, NodeIntent, Scope, StoredModel, StoredSetting, Transaction
+from controlplane.store.port import (
+    ApiKey,
+    Enrolled,
+    Hold,
+    NodeIntent,
+    Scope,
+    StoredModel,
+    StoredSecret,
+    StoredSetting,
+    Transaction,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Remembered:
-    """Everything of one moment. ``epoch`` was taken for this process."""
+    """Everything of one moment."""
 
-    epoch: int
-    engine_secret: bytes
+    secrets: tuple[StoredSecret, ...]
     keys: tuple[ApiKey, ...]
     people: Known
+    identities: tuple[Enrolled, ...]
     scopes: tuple[Scope, ...]
     models: Mapping[str, StoredModel]
     settings: tuple[StoredSetting, ...]
@@ -41,14 +51,14 @@ class Remembered:
         )
 
 
-def remember(tx: Transaction, candidate: bytes, now: float) -> Remembered:
-    """Read it all, and take the next epoch. ``candidate`` becomes the secret of engines'
+def remember(tx: Transaction, candidate: StoredSecret) -> Remembered:
+    """Read it all. ``candidate`` becomes the secret of engines'
     keys if there is none yet."""
     return Remembered(
-        epoch=tx.leadership.take_epoch(),
-        engine_secret=tx.secrets.get("engine", candidate, now),
+        secrets=tx.secrets.begin(candidate),
         keys=tx.keys.all(),
         people=read_people(tx),
+        identities=tx.identities.all(),
         scopes=tx.scopes.all(),
         models={row.name: row for row in tx.models.all()},
         settings=tx.settings.all(),

@@ -10,6 +10,7 @@ from controlplane.store.opening import url_fault
 from llmgw.runtime.logs import LEVELS
 from llmgw.runtime.settings import (
     ADDRESS,
+    BOOLEAN,
     DURATION,
     INTEGER,
     PATH,
@@ -22,6 +23,7 @@ from llmgw.runtime.settings import (
     SettingsError,
     choice,
 )
+from llmgw.wire.versions import RECONNECT_LIMIT
 
 
 def _url(value: Any) -> str:
@@ -32,18 +34,34 @@ def _url(value: Any) -> str:
 
 URL = Kind("URL", _url, {"type": "string", "pattern": "^https?://"})
 
+SENT = {
+    "agents": "agents",
+    "routers": "routers",
+    "admin": "people and their tools",
+    "join": "nodes and routers that join",
+}
+"""Listeners that others may be sent to by a control plane that stands by, and who is."""
+
 SETTINGS = Settings(
     "controlplane",
     (
         Setting("state_dir", PATH, "/var/lib/llmgw/controlplane", "Directory of the store and the decision journal."),
         Setting("catalog", PATH, "/etc/llmgw/catalog.yaml", "The catalog: a YAML file, or a directory of them."),
         Setting(
-            "fleet_tokens",
+            "identity",
             PATH,
-            "/etc/llmgw/fleet-tokens.yaml",
-            "File (mode 0600) with the tokens of nodes and routers.",
+            None,
+            "Directory with this control plane's certificate and key, whom it trusts, and the issuer it signs with "
+            "(llmgw ctl cert issue). Read again when files change.",
+            shown="STATE_DIR/identity",
         ),
-        Setting("agents.listen", ADDRESS, "127.0.0.1:7001", "Where agents connect to. Loopback only."),
+        Setting("agents.listen", ADDRESS, "127.0.0.1:7001", "Where agents connect to, with their certificates."),
+        Setting(
+            "mdns.advertise",
+            BOOLEAN,
+            False,
+            "Whether agents on the local network may find agents.listen by multicast DNS (_llmgw._tcp).",
+        ),
         Setting(
             "agents.heartbeat", DURATION, "10s", "How often an agent sends a heartbeat.", minimum=0.05, maximum=300
         ),
@@ -56,16 +74,28 @@ SETTINGS = Settings(
             maximum=3600,
         ),
         Setting(
-            "agents.hello", DURATION, "10s", "Time a new connection has until its hello is complete.", minimum=0.05
+            "agents.hello",
+            DURATION,
+            "10s",
+            "Time a new connection has for its TLS handshake, and again until its hello.",
+            minimum=0.05,
         ),
         Setting(
             "agents.max_pending",
             INTEGER,
-            256,
+            1024,
             "Connections that have not said hello yet; more are turned away.",
             minimum=1,
         ),
-        Setting("routers.listen", ADDRESS, "127.0.0.1:7002", "Where routers fetch their table. Loopback only."),
+        Setting(
+            "routers.listen", ADDRESS, "127.0.0.1:7002", "Where routers fetch their table, with their certificates."
+        ),
+        Setting(
+            "join.listen",
+            ADDRESS,
+            "127.0.0.1:7003",
+            "Where nodes and routers that have a join token get their first certificate, and nothing else is served.",
+        ),
         Setting(
             "admin.listen",
             ADDRESS,
@@ -112,6 +142,31 @@ SETTINGS = Settings(
             "store.timeout", DURATION, "5s", "Longest wait for the store by a change that people ask for.", minimum=0.1
         ),
         Setting(
+            "ha.enabled",
+            BOOLEAN,
+            False,
+            "Whether this control plane shares its store with others, of which one leads (HA-01).",
+        ),
+        Setting("ha.name", TEXT, "", "What people call this one of them.", shown="the host's name"),
+        Setting(
+            "ha.ttl",
+            DURATION,
+            "30s",
+            "How long the lead lasts without a renewal: so long a standby waits after a crash.",
+            minimum=1.0,
+            maximum=3600,
+        ),
+        Setting("ha.renew", DURATION, "5s", "How often the one that leads renews its lead.", minimum=0.1, maximum=600),
+        *(
+            Setting(
+                f"ha.advertise.{listener}",
+                ADDRESS,
+                None,
+                f"Where {who} are sent to this control plane. Default: {listener}.listen.",
+            )
+            for listener, who in SENT.items()
+        ),
+        Setting(
             "usage.spool_bytes",
             INTEGER,
             1024 * 1024 * 1024,
@@ -138,12 +193,41 @@ SETTINGS = Settings(
 )
 
 
-_SECRETS = ("state_dir", "fleet_tokens", "admin.key", "store.password_file", "sources.hf_token_file")
+_SECRETS = ("state_dir", "identity", "admin.key", "store.password_file", "sources.hf_token_file")
 
 
 def secret_files(loaded: Loaded) -> tuple[Path, ...]:
     """Files, and directories with all beneath, that hold secrets of this process."""
     return tuple(Path(loaded[name]).expanduser() for name in _SECRETS if loaded[name])
+
+
+def identity_folder(loaded: Loaded) -> Path:
+    """Where this control plane's identity is."""
+    return Path(loaded["identity"] or loaded["state_dir"] / "identity")
+
+
+def short_settling(loaded: Loaded) -> dict[str, str]:
+    """``settling.steady`` if it does not outlast the agents' longest wait between two tries:
+    words that follow it (REC-24)."""
+    if loaded["settling.steady"] > RECONNECT_LIMIT:
+        return {}
+    words = (
+        f"is {loaded['settling.steady']:g} s, and an agent may wait {RECONNECT_LIMIT:g} s before it comes back: after "
+        "a start what its node runs may be placed a second time, or shown as missing; give more, the default is 40s"
+    )
+    return {"settling.steady": words}
+
+
+def open_doors(loaded: Loaded) -> dict[str, str]:
+    """Listeners that others can reach and that answer without being told who asks, by the
+    setting: words that follow it (SEC-06)."""
+    if loaded["admin.listen"].loopback:
+        return {}
+    words = (
+        f"{loaded['admin.listen']} can be reached from other machines, and /metrics and /healthz there answer "
+        "without a token: let a firewall admit those alone who may know the names and figures of the fleet"
+    )
+    return {"admin.listen": words}
 
 
 def _admin_faults(loaded: Loaded) -> list[Fault]:
@@ -163,7 +247,30 @@ def _admin_faults(loaded: Loaded) -> list[Fault]:
     return []
 
 
-LISTENERS = ("agents.listen", "routers.listen", "admin.listen")
+LISTENERS = ("agents.listen", "routers.listen", "join.listen", "admin.listen")
+
+MARGIN = 6
+"""The part of its lead's length before whose end a leader stops acting: a sixth."""
+
+
+def _ha_faults(loaded: Loaded) -> list[Fault]:
+    """What a lead by a lease needs (HA-01)."""
+    if not loaded["ha.enabled"]:
+        return []
+    faults = []
+    ttl, renew = loaded["ha.ttl"], loaded["ha.renew"]
+    if renew > ttl / 3:
+        words = f"must be at most a third of ha.ttl ({renew:g} s, and ha.ttl is {ttl:g} s): a renewal may fail"
+        faults.append(Fault("ha.renew", words))
+    if not loaded["store.url"]:
+        faults.append(Fault("store.url", "must name a store that all control planes use: ha.enabled needs it"))
+    for listener in SENT:
+        listens = loaded[f"{listener}.listen"]
+        if loaded[f"ha.advertise.{listener}"] is None and listens.host in ("0.0.0.0", "::"):  # noqa: S104 - is none
+            words = f"is missing: nobody can be sent to {listens}, which {listener}.listen is"
+            faults.append(Fault(f"ha.advertise.{listener}", words))
+    return faults
+
 
 _ORDERED = (
     ("agents.heartbeat", "agents.silence"),
@@ -181,16 +288,8 @@ def load(
     Raises ``SettingsError`` with all faults.
     """
     loaded = SETTINGS.load(file, environment, flags)
-    faults = [
-        Fault(
-            name,
-            f"{loaded[name]} can be reached from other machines, which is refused until connections there "
-            "are authenticated by certificates: use a loopback address such as 127.0.0.1 or [::1]",
-        )
-        for name in ("agents.listen", "routers.listen")
-        if not loaded[name].loopback
-    ]
-    faults += _admin_faults(loaded)
+    faults = _admin_faults(loaded)
+    faults += _ha_faults(loaded)
     faults += [
         Fault(low, f"must be less than {high} ({loaded[low]:g} s is not less than {loaded[high]:g} s)")
         for low, high in _ORDERED

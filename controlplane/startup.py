@@ -1,8 +1,8 @@
 """What happens before there is a control plane: getting hold of the store, however long
 that takes, and reading what people wrote."""
 
-import secrets
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,15 +11,17 @@ from gevent.event import Event
 
 from controlplane.catalog.load import STORE, Files, merge, read_files
 from controlplane.catalog.model import Catalog
-from controlplane.leadership.single import DatabaseLock
-from controlplane.listeners.tokens import FleetTokens, load_tokens
+from controlplane.identities import Credentials
+from controlplane.leadership.single import DatabaseLock, StateLock
 from controlplane.loop import LoopSettings
 from controlplane.remembered import Remembered, remember
+from controlplane.services.secrets import fresh
+from controlplane.settings import identity_folder
 from controlplane.store.access import StoreThreads
 from controlplane.store.backup import back_up
-from controlplane.store.database import Backend
+from controlplane.store.database import Backend, Database
 from controlplane.store.opening import backend_of, threads
-from controlplane.store.port import StoredModel, StoreError, StoreUnavailable
+from controlplane.store.port import NotLeading, StoredModel, StoreError, StoreUnavailable, Transaction
 from controlplane.store.sqlite import Sqlite
 from llmgw.runtime.clock import SystemClock
 from llmgw.runtime.files import private_directory
@@ -37,15 +39,14 @@ PAUSE = 2.0
 
 @dataclass(frozen=True)
 class OpenStore:
-    """The store in use, what it held, and what keeps a second control plane out of it."""
+    """The store as the lease needs it, over all terms, and what keeps others out meanwhile."""
 
-    threads: StoreThreads
-    kept: Remembered
+    lease: StoreThreads
     release: Callable[[], None]
 
     def close(self, timeout: float) -> None:
         """Finish what waits, then let another control plane in."""
-        self.threads.close(timeout)
+        self.lease.close(timeout)
         self.release()
 
 
@@ -61,45 +62,68 @@ def make_state_dir(state_dir: Path) -> Path:
 
 
 def open_store(settings: Loaded, stopping: Event) -> OpenStore | None:
-    """The store, opened and read. While its server does not answer, is a standby, or has no
-    room: wait and try again, until ``stopping`` (then ``None``). Raises ``StoreError`` if
-    waiting would not help."""
+    """The store, opened for the lease, its schema brought up to this program's. While its
+    server does not answer, is a standby, or has no room: wait and try again, until
+    ``stopping`` (then ``None``). Raises ``StoreError`` if waiting would not help."""
     state_dir = make_state_dir(settings["state_dir"])
-    password_file = settings["store.password_file"]
-    backend: Any = backend_of(
-        settings["store.url"],
-        Path(password_file).expanduser() if password_file else None,
-        state_dir,
-        exclusive=True,
+    shared = settings["ha.enabled"]
+    backend: Any = _backend(
+        settings,
+        lock="shared" if shared else "exclusive",
         back_up=lambda revision: _back_up(backend, state_dir, revision),
     )
-    lock = DatabaseLock(backend.file) if isinstance(backend, Sqlite) else None
-    release = lock.release if lock else lambda: None
-    while not stopping.is_set():
-        try:
-            opened = threads(backend, settings["store.timeout"]).start()
+    with ExitStack() as locks:
+        if isinstance(backend, Sqlite):
+            locks.callback(DatabaseLock(backend.file, shared=shared).release)
+        locks.callback(StateLock(state_dir).release)
+        while not stopping.is_set():
             try:
-                return OpenStore(opened, _read(opened), release)
-            except BaseException:
-                opened.close(timeout=1.0)
-                raise
-        except StoreUnavailable as error:
-            if error.lasting:
-                release()
-                raise
-            log.warning("the store cannot be opened yet: waiting for it", why=error, seconds=PAUSE)
-        except BaseException:
-            release()
-            raise
-        stopping.wait(PAUSE)
-    release()
+                opened = StoreThreads(lambda: Database(backend), None, settings["store.timeout"]).start()
+                return OpenStore(opened, locks.pop_all().close)
+            except StoreUnavailable as error:
+                if error.lasting:
+                    raise
+                log.warning("the store cannot be opened yet: waiting for it", why=error, seconds=PAUSE)
+            stopping.wait(PAUSE)
     return None
 
 
-def _read(opened: StoreThreads) -> Remembered:
-    candidate = secrets.token_bytes(32)
-    now = SystemClock().now().timestamp()
-    return opened.write(lambda tx: remember(tx, candidate, now), timeout=OPENING)
+def open_for_term(
+    settings: Loaded, guard: Callable[[Transaction], None], over: Callable[[float], bool]
+) -> tuple[StoreThreads, Remembered] | None:
+    """The store for one term, whose ``guard`` each writing transaction must pass, and what it
+    holds. While it does not answer: wait and try again, until ``over(seconds)``, which
+    waits so long at most, says that the term is over (then ``None``). Raises ``StoreError``."""
+    candidate = fresh(1, SystemClock().now().timestamp())
+    while True:
+        try:
+            opened = threads(_backend(settings), settings["store.timeout"], guard).start()
+            try:
+                return opened, opened.write(lambda tx: remember(tx, candidate), timeout=OPENING)
+            except BaseException:
+                opened.close(timeout=1.0)
+                raise
+        except NotLeading as error:
+            log.warning("the lease was lost before anything began", why=error)
+        except StoreUnavailable as error:
+            if error.lasting:
+                raise
+            log.warning("the store cannot be read yet: waiting for it", why=error, seconds=PAUSE)
+        if over(PAUSE):
+            return None
+
+
+def open_for_leftovers(settings: Loaded) -> StoreThreads:
+    """The store for who stands by and hands over what it has (``controlplane.leftovers``); to
+    be started. No guard: that needs no lead. Yet nobody may have the store for himself, as a
+    restore does, which would undo what we add."""
+    return threads(_backend(settings, lock="shared"), settings["store.timeout"])
+
+
+def _backend(settings: Loaded, **more: Any) -> Backend:
+    password_file = settings["store.password_file"]
+    file = Path(password_file).expanduser() if password_file else None
+    return backend_of(settings["store.url"], file, settings["state_dir"], **more)
 
 
 def _back_up(backend: Backend, state_dir: Path, revision: str) -> None:
@@ -136,14 +160,14 @@ def loop_settings(settings: Loaded) -> LoopSettings:
     )
 
 
-def load_all(settings: Loaded, allowed: Iterable[str]) -> tuple[Files, Catalog, FleetTokens]:
+def load_all(settings: Loaded, allowed: Iterable[str]) -> tuple[Files, Catalog, Credentials]:
     """What people wrote besides the settings; all faults of all files at once. ``allowed``
     are flags of engines, see ``engines.allow``."""
     faults: list[Fault] = []
 
-    def attempt(read: Callable[[Path], Any], name: str) -> Any:
+    def attempt(read: Callable[[], Any]) -> Any:
         try:
-            return read(settings[name])
+            return read()
         except SettingsError as error:
             faults.extend(
                 Fault(f"{error.source}: {fault.path}" if fault.path else error.source, fault.message)
@@ -152,10 +176,11 @@ def load_all(settings: Loaded, allowed: Iterable[str]) -> tuple[Files, Catalog, 
             return None
 
     files = read_files(settings["catalog"])
-    catalog, tokens = attempt(lambda _: merge(files, None, allowed), "catalog"), attempt(load_tokens, "fleet_tokens")
+    catalog = attempt(lambda: merge(files, None, allowed))
+    credentials = attempt(lambda: Credentials(identity_folder(settings), SystemClock()).load())
     if faults:
         raise SettingsError("llmgw server", faults)
-    return files, catalog, tokens
+    return files, catalog, credentials
 
 
 def whole_catalog(files: Files, stored: Mapping[str, StoredModel], allowed: Iterable[str]) -> Catalog:

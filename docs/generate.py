@@ -261,21 +261,9 @@ the answer has `x-should-retry: false`, which the official SDKs obey.
 
 def _metrics() -> Iterator[Page]:
     # The families are asked for their names: what their figures are read from may be anything.
-    collected: list[Any] = [family for registry in Metrics(MagicMock())._registries for family in registry.collect()]
-    families = sorted(
-        {
-            (
-                family.name + ("_total" if family.type == "counter" else ""),
-                family.type,
-                family._labelnames,
-                family.documentation,
-            )
-            for family in collected
-        }
-    )
     rows = "\n".join(
         f"| `{name}` | {kind} | {', '.join(f'`{label}`' for label in labels) or '-'} | {text} |"
-        for name, kind, labels, text in families
+        for name, kind, labels, text in Metrics(MagicMock()).described()
     )
     yield (
         "metrics.md",

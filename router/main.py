@@ -16,11 +16,12 @@ from gunicorn.app.base import BaseApplication
 from gunicorn.arbiter import Arbiter
 from gunicorn.glogging import Logger as GunicornLogger
 
+from llmgw import __version__
 from llmgw.runtime import logs
 from llmgw.runtime.daemon import allow_many_files
 from llmgw.runtime.daemon import run as run_part
-from llmgw.runtime.settings import Address, Fault, Loaded, SettingsError, read_secret
-from router.settings import load
+from llmgw.runtime.settings import Address, Fault, Loaded, SettingsError
+from router.settings import holder, load_whole
 
 log = logs.Logger("router.main")
 
@@ -83,29 +84,25 @@ def _forked(arbiter: Any, worker: Any) -> None:
 class RouterApplication(BaseApplication):  # type: ignore[misc]
     """gunicorn's view of a router: where it listens and which worker class it runs."""
 
-    def __init__(self, config: Path | None) -> None:
+    def __init__(self, config: Path | None, log_level: str | None = None) -> None:
         self._config = config
+        self._log_level = log_level
         self.listening = False
-        self._use(*self._read())
+        self._use(load_whole(config, log_level))
         super().__init__()
 
-    def _read(self) -> tuple[Loaded, str]:
-        settings = load(self._config)
-        return settings, read_secret(settings["token_file"])
-
-    def _use(self, settings: Loaded, token: str) -> None:
+    def _use(self, settings: Loaded) -> None:
         self.settings = settings
-        self.token = token
         logs.configure(settings["log.level"], settings["log.format"])
 
     def take_settings(self) -> None:
         """Read the settings again. Raises ``SettingsError``; those in use stay then."""
-        settings, token = self._read()
+        settings = load_whole(self._config, self._log_level)
         if settings["listen"] != self.settings["listen"]:
             # gunicorn closes the old listener first, and ends if it cannot open the new one.
             why = f"cannot change from {self.settings['listen']} while the router runs: restart it"
             raise SettingsError(str(self._config or "router settings"), [Fault("listen", why)])
-        self._use(settings, token)
+        self._use(settings)
 
     def load_config(self) -> None:
         """Settings of gunicorn, none of which come from files or variables of its own."""
@@ -159,9 +156,25 @@ def main(arguments: list[str] | None = None) -> int:
     """Run a router until it is told to stop."""
     parser = argparse.ArgumentParser(prog="llmgw router", description="The OpenAI-compatible endpoint of a fleet.")
     parser.add_argument("--config", type=Path, metavar="FILE", help="settings (YAML)")
+    parser.add_argument("--check", action="store_true", help="check settings and identity; exit with 0 or 2")
+    parser.add_argument("--log-level", metavar="LEVEL", help="instead of the setting log.level")
+    parser.add_argument("--version", action="version", version=f"llmgw {__version__}")
     options = parser.parse_args(arguments)
+    if options.check:
+        return check(load_whole(options.config, options.log_level))
     allow_many_files()
-    RouterApplication(options.config).run()
+    RouterApplication(options.config, options.log_level).run()
+    return 0
+
+
+def check(settings: Loaded) -> int:
+    """Say what these settings, which are valid, come to."""
+    identity = holder(settings)
+    identity.refresh()
+    if warning := identity.warning():
+        sys.stderr.write(f"llmgw router: {warning}\n")
+    figures = f"router {settings['router_id']}, {settings['workers']} workers on {settings['listen']}"
+    sys.stdout.write(f"llmgw router: settings and identity are valid ({figures})\n")
     return 0
 
 

@@ -16,6 +16,9 @@ log = Logger("router.report")
 
 INTERVAL = 1.0
 
+MAX_SAID = 16
+"""Reasons that are told while the control plane takes no report."""
+
 
 class Reporter:
     """Sends reports. ``boot`` is this process, so that nothing counts twice."""
@@ -24,7 +27,8 @@ class Reporter:
         self._control = control
         self._boot = os.urandom(8).hex()
         self._sequence = 0
-        self._failing = False
+        self._said: set[str] = set()
+        """Why reports were not taken of late, so that each reason is told once."""
 
     def run(self, routes: Callable[[], Routes | None]) -> None:
         """Report for ever what ``routes()`` holds."""
@@ -39,11 +43,14 @@ class Reporter:
             try:
                 self._control.report(build(current, self._boot, self._sequence, monotonic()))
             except ControlError as error:
-                if not self._failing:
-                    log.warning("report not taken", why=error)
-                self._failing = True
+                why = str(error)
+                if why not in self._said and len(self._said) < MAX_SAID:
+                    log.warning("report not taken", why=why)
+                    self._said.add(why)
                 continue
-            self._failing = False
+            if self._said:
+                log.info("reports are taken again")
+                self._said = set()
             for live in lives:
                 live.failures -= failures[live.endpoint.id]
 

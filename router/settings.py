@@ -1,15 +1,17 @@
 """Settings of a router. See ``docs/reference`` for the generated table."""
 
 import os
-import re
 import socket
 import ssl
 from pathlib import Path
 
+from llmgw.identity.holder import Holder
+from llmgw.identity.names import Identity, valid_name
 from llmgw.runtime.files import open_regular
 from llmgw.runtime.logs import LEVELS
 from llmgw.runtime.settings import (
     ADDRESS,
+    ADDRESSES,
     DURATION,
     INTEGER,
     PATH,
@@ -27,11 +29,22 @@ SETTINGS = Settings(
     (
         Setting("listen", ADDRESS, "127.0.0.1:8080", "where clients connect"),
         Setting("workers", INTEGER, 2, "worker processes", minimum=1, maximum=256),
-        Setting("control_plane", ADDRESS, "127.0.0.1:7002", "the control plane's listener for routers"),
         Setting(
-            "router_id", TEXT, socket.gethostname(), "this router's name in the fleet's tokens", shown="the host's name"
+            "control_planes",
+            ADDRESSES,
+            ["127.0.0.1:7002"],
+            "the control planes' listeners for routers; the one that leads is asked",
         ),
-        Setting("token_file", PATH, "/etc/llmgw/router-token", "file (mode 0600) with this router's token"),
+        Setting(
+            "router_id", TEXT, socket.gethostname(), "this router's name in its certificate", shown="the host's name"
+        ),
+        Setting(
+            "identity",
+            PATH,
+            None,
+            "directory of this router's certificate, its key and the authorities it trusts, as llmgw join makes it",
+            shown="STATE_DIR/identity",
+        ),
         Setting(
             "state_dir",
             PATH,
@@ -117,20 +130,20 @@ USAGE_DIRECTORY = "usage"
 
 MAX_CA = 4 * 1024 * 1024
 
-_ROUTER_ID = re.compile(r"[!-~]{1,253}")  # it is sent as a header field
 
-
-def load(file: Path | None) -> Loaded:
-    """Settings from ``file``, the environment and the defaults.
+def load(file: Path | None, log_level: str | None = None) -> Loaded:
+    """Settings from ``log_level``, the environment, ``file`` and the defaults.
 
     Raises ``SettingsError`` with all faults; a state directory that cannot be used is
     one of them.
     """
-    settings = SETTINGS.load(file, os.environ)
+    settings = SETTINGS.load(file, os.environ, {"log.level": log_level})
     faults = []
     router_id: str = settings["router_id"]
-    if not _ROUTER_ID.fullmatch(router_id):
-        faults.append(Fault("router_id", f"{router_id!a} must be 1 to 253 printable ASCII characters, no blanks"))
+    if not valid_name(router_id):
+        faults.append(
+            Fault("router_id", f"{router_id[:64]!a} must be 1 to 253 letters, digits, dots, dashes or underscores")
+        )
     ca_file: Path | None = settings["upstream.ca_file"]
     if ca_file is not None:
         try:
@@ -151,3 +164,17 @@ def load(file: Path | None) -> Loaded:
     if faults:
         raise SettingsError(str(file or "router settings"), faults)
     return settings
+
+
+def load_whole(file: Path | None, log_level: str | None = None) -> Loaded:
+    """The same, with an identity that can be used. Raises ``SettingsError``."""
+    settings = load(file, log_level)
+    if faults := holder(settings).faults():
+        raise SettingsError(str(file or "router settings"), faults)
+    return settings
+
+
+def holder(settings: Loaded) -> Holder:
+    """The router's identity, not loaded yet."""
+    path: Path = settings["identity"] or settings["state_dir"] / "identity"
+    return Holder(path, Identity("router", settings["router_id"]))

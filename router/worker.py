@@ -23,9 +23,10 @@ from llmgw.runtime.logs import Logger
 from llmgw.runtime.stall import StallDetector
 from router.control import Control
 from router.ledger import Ledger
+from router.renewal import Renewer
 from router.report import Reporter
 from router.service import Service
-from router.settings import TABLE_FILE, USAGE_DIRECTORY
+from router.settings import TABLE_FILE, USAGE_DIRECTORY, holder
 from router.sync import Sync
 
 log = Logger("router.worker")
@@ -50,7 +51,9 @@ class RouterWorker(GeventWorker):  # type: ignore[misc]
         answers within ``timeouts.drain``."""
         log_uncaught()
         settings = self.app.settings
-        control = Control(settings["control_plane"], settings["router_id"], self.app.token)
+        identity = holder(settings)
+        control = Control(settings["control_planes"], settings["router_id"], identity)
+        control.refresh()
         ledger = Ledger(
             control.usage,
             settings["state_dir"] / USAGE_DIRECTORY,
@@ -67,6 +70,7 @@ class RouterWorker(GeventWorker):  # type: ignore[misc]
             greenlet.link_exception(self._end)
         # A worker that no longer hears of changes must not go on as if there were none.
         gevent.spawn(sync.run).link(self._end)
+        gevent.spawn(Renewer(control, identity, random.Random()).run).link(self._end)  # noqa: S311 - spreads load
         # Not before there is a table, within reason: a sibling that serves must not make up
         # for a worker that would refuse everybody.
         sync.asked.wait(FIRST_TABLE_SECONDS)

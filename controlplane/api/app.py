@@ -21,6 +21,7 @@ from controlplane.api import (
     events,
     health,
     holds,
+    identities,
     keys,
     labels,
     loglevel,
@@ -30,6 +31,7 @@ from controlplane.api import (
     replicas,
     requests,
     scopes,
+    secrets,
     settings,
     status,
     tokens,
@@ -49,7 +51,7 @@ LOOPBACK_NAMES = {"localhost", "127.0.0.1", "::1"}
 _SAFE = ("GET", "HEAD", "OPTIONS")
 RESOURCES = (
     *(status, nodes, labels, holds, models, catalog, replicas, keys, scopes, usage, requests, events),
-    *(settings, loglevel, users, tokens, audit),
+    *(settings, loglevel, users, tokens, identities, secrets, audit),
 )
 OPEN = ("docs", "health")
 """Blueprints that need no token."""

@@ -103,7 +103,7 @@ class ModelSchema(ModelSummarySchema):
     external = ma.fields.Nested(ExternalSchema)
     adapter = ma.fields.Nested(AdapterSchema)
     resources = ma.fields.Nested(ResourcesSchema)
-    stale = ma.fields.Integer(metadata={"description": "Replicas that run an older profile."})
+    stale = ma.fields.Integer(metadata={"description": "Replicas that run an older profile or engine key."})
     quarantined = ma.fields.String()
     backoff_seconds = number()
     last_error = ma.fields.String()

@@ -174,6 +174,21 @@ def read_node(node_id: str) -> Plain:
     return services().fleet.node(node_id)
 
 
+class LostSchema(Schema):
+    """Nodes that are declared lost."""
+
+    nodes = ma.fields.List(ma.fields.String(), required=True)
+
+
+@blueprint.view("POST", "/nodes/accept-loss", OPERATE)
+@blueprint.takes(Empty, required=False)
+@blueprint.answers(202, LostSchema)
+def accept_loss(_body: Plain) -> Plain:
+    """Declare lost the nodes that went silent together: what ran there is rebuilt elsewhere."""
+    losses = services().losses
+    return change("nodes.accept_loss", losses.accept, lambda _target: losses.lost())
+
+
 @blueprint.view("POST", "/nodes/<node_id>/cordon", OPERATE)
 @blueprint.takes(CordonRequestSchema)
 @blueprint.answers(200, NodeSchema)

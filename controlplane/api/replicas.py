@@ -93,6 +93,7 @@ class ReplicaSchema(Schema):
     profile = ma.fields.String(required=True)
     fingerprint = ma.fields.String()
     stale = ma.fields.Boolean()
+    stale_because = ma.fields.String(metadata={"description": "Why it would be started otherwise now."})
     restart = ma.fields.String(metadata={"description": "How far a restart is: queued, replacing, in place."})
     restart_asked = ma.fields.String(metadata={"description": "Who asked for it, and why."})
     replacement = ma.fields.String(metadata={"description": "The replica that takes this one's place."})
@@ -136,7 +137,7 @@ class RestartRequestSchema(Schema):
         ma.fields.String(validate=ma.validate.Length(1, 300)), validate=ma.validate.Length(1, 5000)
     )
     model = ma.fields.String(validate=ma.validate.Length(1, 128), metadata={"description": "All of this model."})
-    stale = ma.fields.Boolean(metadata={"description": "true: all that run an older profile."})
+    stale = ma.fields.Boolean(metadata={"description": "true: all that run an older profile or engine key."})
     all = ma.fields.Boolean(metadata={"description": "true: all."})
     in_place = ma.fields.Boolean(
         load_default=False, metadata={"description": "Stop each before its replacement comes, instead of after."}

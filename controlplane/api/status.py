@@ -16,6 +16,14 @@ class SettlingSchema(Schema):
     reason = ma.fields.String()
 
 
+class MassLossSchema(Schema):
+    """So many nodes went silent together that none is declared lost (REC-11): those that are
+    not back."""
+
+    seconds = number()
+    nodes = ma.fields.List(ma.fields.String(), required=True)
+
+
 class ProblemSchema(Schema):
     """Something a person should look at."""
 
@@ -95,14 +103,28 @@ class RouterSchema(Schema):
     reported_seconds = number()
 
 
+class LeaderSchema(Schema):
+    """The control plane that leads: the one that answers (HA-01)."""
+
+    name = ma.fields.String(required=True)
+    ha = ma.fields.Boolean(required=True, metadata={"description": "Whether others may stand by."})
+    sure = ma.fields.Boolean(
+        required=True, metadata={"description": "False while the lease is in doubt: it only heals in place."}
+    )
+    remaining_seconds = number()
+    failing = ma.fields.String(metadata={"description": "Why the store does not renew the lease."})
+
+
 class StatusSchema(Schema):
     """The state of the whole."""
 
     version = ma.fields.String(required=True)
     epoch = ma.fields.Integer(required=True)
+    leader = ma.fields.Nested(LeaderSchema, required=True)
     uptime_seconds = number()
     stopped = ma.fields.Boolean(required=True, metadata={"description": "Whether people stopped serving."})
     settling = ma.fields.Nested(SettlingSchema, required=True)
+    mass_loss = ma.fields.Nested(MassLossSchema)
     problems = items(ProblemSchema)
     nodes = ma.fields.Dict(keys=ma.fields.String(), values=ma.fields.Integer(), required=True)
     capacity = ma.fields.Nested(CapacitySchema, required=True)

@@ -20,13 +20,14 @@ from controlplane.catalog.load import load_catalog
 from controlplane.commands import firsts
 from controlplane.commands.shared import backend, example, say
 from controlplane.commands.site import Answers, Site, write
-from controlplane.listeners.tokens import load_tokens, valid_id
+from controlplane.commands.vouch import vouch
 from controlplane.settings import load
 from controlplane.store import move as moving
 from controlplane.store.database import Database
 from controlplane.store.opening import backend_of, url_fault
 from controlplane.store.port import StoreError, StoreUnavailable
 from controlplane.store.sqlite import Sqlite
+from llmgw.identity.names import valid_name
 from llmgw.runtime.clock import SystemClock
 from llmgw.runtime.files import private_directory
 from llmgw.runtime.settings import Loaded, parse_address
@@ -78,8 +79,8 @@ def who() -> str:
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 @click.option("--yes", "-y", "unasked", is_flag=True, help="Ask nothing: take the defaults and the options given.")
-@click.option("--force", is_flag=True, help="Write settings files and the catalog anew. Tokens and the store stay.")
-@click.option("--directory", type=click.Path(path_type=Path), metavar="DIR", help="Settings, catalog and tokens.")
+@click.option("--force", is_flag=True, help="Write settings files and the catalog anew. Identities and the store stay.")
+@click.option("--directory", type=click.Path(path_type=Path), metavar="DIR", help="Settings, catalog and authority.")
 @click.option("--state-dir", "state", type=click.Path(path_type=Path), metavar="DIR", help="What the parts keep.")
 @click.option("--store", metavar="URL", help="sqlite (default), or postgresql://USER@HOST:PORT/DATABASE.")
 @click.option("--password-file", type=click.Path(path_type=Path), metavar="FILE", help="Its password (mode 0600).")
@@ -96,6 +97,9 @@ def who() -> str:
 @click.option(
     "--routers-listen", "routers", metavar="HOST:PORT", default="127.0.0.1:7002", help="For routers.", show_default=True
 )
+@click.option(
+    "--join-listen", "join", metavar="HOST:PORT", default="127.0.0.1:7003", help="For who joins.", show_default=True
+)
 @click.option("--engine-ports", metavar="A-B", default="20000-20999", help="For engines.", show_default=True)
 @click.option("--user", metavar="NAME", help="The first administrator (default: you, also under sudo).")
 @click.option(
@@ -103,7 +107,7 @@ def who() -> str:
 )
 @click.pass_context
 def init(context: click.Context, /, unasked: bool, force: bool, **given: Any) -> None:
-    """Set up one machine: settings, tokens, store, first administrator, first API key.
+    """Set up one machine: settings, identities, store, first administrator, first API key.
 
     The API key alone goes to standard output, this once. May be run again: what is there
     stays, what is missing is added.
@@ -116,6 +120,7 @@ def init(context: click.Context, /, unasked: bool, force: bool, **given: Any) ->
     site.make_directories()
     _write_files(ask, site, force)
     settings = _check_files(site)
+    vouch(site)
     key = _fill_store(settings, user, given["key_name"])
     _what_next(site, settings, key)
     if key is not None:
@@ -170,14 +175,15 @@ def _answers(ask: _Asking, given: dict[str, Any]) -> Answers:
         node=ask.text("node", node, "Name of this machine", _node_fault),
         listen=ask.text("listen", given["listen"], "Where clients connect", _address_fault),
         admin=ask.text("admin", given["admin"], "Where the admin API answers", _loopback_fault),
-        agents=ask.text("agents", given["agents"], "Where agents connect", _loopback_fault),
-        routers=ask.text("routers", given["routers"], "Where routers connect", _loopback_fault),
+        agents=ask.text("agents", given["agents"], "Where agents connect", _address_fault),
+        routers=ask.text("routers", given["routers"], "Where routers connect", _address_fault),
+        join=ask.text("join", given["join"], "Where nodes and routers get their certificate", _address_fault),
         engine_ports=given["engine_ports"],
     )
 
 
 def _node_fault(name: str) -> str:
-    return "" if valid_id(name) and len(name) < 240 else "must be letters, digits, dots, dashes and underscores"
+    return "" if valid_name(name) and len(name) < 240 else "must be letters, digits, dots, dashes and underscores"
 
 
 def _address_fault(text: str) -> str:
@@ -235,15 +241,13 @@ def _url(text: str) -> str:
 
 
 def _write_files(ask: _Asking, site: Site, force: bool) -> None:
-    tokens = site.tokens()
-    keep_always = (site.fleet_tokens, site.node_token, site.router_token)
-    for file, content in site.contents(tokens).items():
+    for file, content in site.contents().items():
         if not file.exists():
             write(file, content)
             say(f"wrote {file}")
         elif file.read_text(errors="replace") == content:
             say(f"{file} is there already")
-        elif file not in keep_always and (force or ask.confirm(f"{file} is there already: write it anew?")):
+        elif force or ask.confirm(f"{file} is there already: write it anew?"):
             write(file, content)
             say(f"wrote {file} anew")
         else:
@@ -254,20 +258,6 @@ def _check_files(site: Site) -> Loaded:
     """What will be used is what the files say, also those that were kept. Raises ``SettingsError``."""
     settings = load(site.controlplane, os.environ)
     load_catalog(settings["catalog"])
-    fleet = load_tokens(settings["fleet_tokens"])
-    missing = [
-        f"{section}.{name}"
-        for section, names, name in (
-            ("nodes", fleet.nodes, site.answers.node),
-            ("routers", fleet.routers, site.router_id),
-        )
-        if name not in names
-    ]
-    if missing:
-        say(
-            f"{settings['fleet_tokens']} was kept and lacks {' and '.join(missing)}: add them, with the tokens of "
-            f"{site.node_token} and {site.router_token}"
-        )
     return settings
 
 
@@ -278,7 +268,7 @@ def _fill_store(settings: Loaded, user: str, key_name: str) -> str | None:
     """Tables, the first administrator and the first API key. Returns the key, if it was made."""
     private_directory(settings["state_dir"])
     target = backend(settings)
-    with moving.alone(backend(settings, exclusive=True)):
+    with moving.alone(backend(settings, lock="exclusive")):
         try:
             database = Database(target).open()
         except StoreUnavailable as error:
@@ -333,7 +323,11 @@ def _what_next(site: Site, settings: Loaded, key: str | None) -> None:
     say(f"  {prefix}llmgw ctl status")
     say(f"  add a model: {prefix}llmgw ctl model add --help")
     say(f"  or write it into {settings['catalog']} (it shows one to try), then: {prefix}llmgw ctl catalog reload")
+    say(f"  add a machine: {prefix}llmgw ctl nodes add NAME")
     say(f"  point clients at http://{site.answers.listen}/v1, with an API key")
+    say("")
+    say(f"Whoever has {site.authority}/root-key.pem can make nodes and routers of this fleet: keep a copy where nobody")
+    say("else can read it. It is needed again for another control plane, or once this one's issuer expires.")
     if key is not None:
         say("")
         where = "" if sys.stdout.isatty() else ", on standard output"

@@ -36,7 +36,7 @@ def remove_model(settings: Loaded, name: str, form: str) -> None:
     target = backend(settings)
     if isinstance(target, Sqlite) and not target.file.exists():
         raise StoreError(f"{target.name}: there is no store yet, so there is no model in it")
-    with moving.alone(backend(settings, exclusive=True)):
+    with moving.alone(backend(settings, lock="exclusive")):
         try:
             database = Database(target).open()
         except StoreUnavailable as error:

@@ -2,17 +2,16 @@
 
 import json
 import os
-import secrets
 from dataclasses import dataclass
 from pathlib import Path
 
-from controlplane.listeners.tokens import FleetTokens, load_tokens
+from llmgw.identity.names import Identity
 from llmgw.runtime.files import write_atomic
-from llmgw.runtime.settings import read_secret
+from llmgw.runtime.settings import Address, parse_address
 
-NODE_TOKEN = "at-"  # noqa: S105 - how one begins
-ROUTER_TOKEN = "rt-"  # noqa: S105
-RANDOM_BYTES = 24
+PARTS = ("controlplane", "agent", "router")
+
+WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - what is listened on, and how it is reached
 
 
 @dataclass(frozen=True)
@@ -28,18 +27,8 @@ class Answers:
     admin: str
     agents: str
     routers: str
+    join: str
     engine_ports: str
-
-
-@dataclass(frozen=True)
-class Tokens:
-    """The secrets of this machine's node and router."""
-
-    node: str
-    router: str
-
-    def __repr__(self) -> str:
-        return "Tokens()"
 
 
 class Site:
@@ -52,9 +41,7 @@ class Site:
         self.agent = folder / "agent.yaml"
         self.router = folder / "router.yaml"
         self.catalog = folder / "catalog.yaml"
-        self.fleet_tokens = folder / "fleet-tokens.yaml"
-        self.node_token = folder / "agent.token"
-        self.router_token = folder / "router.token"
+        self.authority = folder / "authority"
         self.router_id = f"{answers.node}-router"
 
     def make_directories(self) -> None:
@@ -62,30 +49,28 @@ class Site:
         for folder in (self.answers.directory, *(self.answers.state / part for part in PARTS)):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
-    def tokens(self) -> Tokens:
-        """The tokens that are there already, in whichever file; new ones else. Raises
-        ``SettingsError`` for a file that cannot be used."""
-        fleet = load_tokens(self.fleet_tokens) if self.fleet_tokens.exists() else FleetTokens()
-        return Tokens(
-            fleet.nodes.get(self.answers.node) or _kept(self.node_token) or _token(NODE_TOKEN),
-            fleet.routers.get(self.router_id) or _kept(self.router_token) or _token(ROUTER_TOKEN),
-        )
+    @property
+    def identities(self) -> dict[Path, Identity]:
+        """Who each part is, by the folder that it looks into."""
+        answers = self.answers
+        return {
+            answers.state / "controlplane" / "identity": Identity("controlplane", answers.node),
+            answers.state / "agent" / "identity": Identity("node", answers.node),
+            answers.state / "router" / "identity": Identity("router", self.router_id),
+        }
 
-    def contents(self, tokens: Tokens) -> dict[Path, str]:
+    def served(self) -> tuple[Address, ...]:
+        """The addresses at which the control plane is reached with a certificate."""
+        answers = self.answers
+        return tuple(parse_address(listen) for listen in (answers.agents, answers.routers, answers.join, answers.admin))
+
+    def contents(self) -> dict[Path, str]:
         """Every file, with its content."""
         return {
             self.controlplane: self._controlplane(),
             self.agent: self._agent(),
             self.router: self._router(),
             self.catalog: CATALOG,
-            self.fleet_tokens: _FLEET.format(
-                node=_yaml(self.answers.node),
-                node_token=_yaml(tokens.node),
-                router=_yaml(self.router_id),
-                router_token=_yaml(tokens.router),
-            ),
-            self.node_token: f"{tokens.node}\n",
-            self.router_token: f"{tokens.router}\n",
         }
 
     def _controlplane(self) -> str:
@@ -101,7 +86,9 @@ class Site:
 
 state_dir: {_yaml(answers.state / "controlplane")}
 catalog: {_yaml(self.catalog)}
-fleet_tokens: {_yaml(self.fleet_tokens)}
+
+# Who it is, and what it signs for nodes and routers with, is in identity/ of its state directory. The authority that
+# vouches for it is in {self.authority}: keep a copy where nobody else can read it.
 {store}
 agents:
   listen: {_yaml(answers.agents)}
@@ -109,11 +96,8 @@ routers:
   listen: {_yaml(answers.routers)}
 admin:
   listen: {_yaml(answers.admin)}
-
-# One machine that starts together: there is no fleet to wait for.
-settling:
-  steady: 5s
-  limit: 30s
+join:
+  listen: {_yaml(answers.join)}
 """
 
     def _agent(self) -> str:
@@ -124,8 +108,7 @@ settling:
 
 node_id: {_yaml(answers.node)}
 control_planes:
-  - {_yaml(answers.agents)}
-token_file: {_yaml(self.node_token)}
+  - {_yaml(reached(answers.agents))}
 state_dir: {_yaml(answers.state / "agent")}
 engine_ports: {_yaml(answers.engine_ports)}
 
@@ -146,22 +129,12 @@ engines:
 
 # Where clients connect: their base URL is http://{answers.listen}/v1
 listen: {_yaml(answers.listen)}
-control_plane: {_yaml(answers.routers)}
+control_planes:
+  - {_yaml(reached(answers.routers))}
 router_id: {_yaml(self.router_id)}
-token_file: {_yaml(self.router_token)}
 state_dir: {_yaml(answers.state / "router")}
 """
 
-
-PARTS = ("controlplane", "agent", "router")
-
-_FLEET = """\
-# Who may connect, by llmgw init. Read again on SIGHUP. Holds secrets: mode 0600.
-nodes:
-  {node}: {node_token}
-routers:
-  {router}: {router_token}
-"""
 
 CATALOG = """\
 # The models that should be served, by llmgw init. After a change: llmgw ctl catalog reload
@@ -183,13 +156,10 @@ def write(file: Path, text: str) -> None:
     write_atomic(file, text.encode())
 
 
-def _token(prefix: str) -> str:
-    return prefix + secrets.token_urlsafe(RANDOM_BYTES)
-
-
-def _kept(file: Path) -> str:
-    """The token in a file; empty if there is no file."""
-    return read_secret(file) if file.exists() else ""
+def reached(listen: str) -> str:
+    """Where a listener of this machine is reached from this machine."""
+    address = parse_address(listen)
+    return str(address._replace(host=WILDCARDS.get(address.host, address.host)))
 
 
 def _yaml(value: str | os.PathLike[str]) -> str:

@@ -176,7 +176,7 @@ def restore(settings: Loaded, file: Path, replacing: bool, form: str) -> None:
     """
     manifest = read_manifest(file)
     target = backend(settings)
-    with _working(settings) as folder, moving.alone(backend(settings, exclusive=True)):
+    with _working(settings) as folder, moving.alone(backend(settings, lock="exclusive")):
         full = _holds_something(target)
         if full and not replacing:
             raise StoreError(
@@ -213,7 +213,10 @@ def _tell_revived(again: tuple[Revived, ...] | None, replaced: bool) -> None:
             say(f"  {one.kind} {one.id}" + (f" ({one.name})" if one.name != one.id else ""))
         if len(again) > MOST_TOLD:
             say(f"  and {len(again) - MOST_TOLD} more (-o json names all)")
-        say("Take them away again: llmgw keys revoke, llmgw ctl token revoke, llmgw ctl user set --disable.")
+        say(
+            "Take them away again: llmgw keys revoke, llmgw ctl token revoke, llmgw ctl user set --disable, "
+            "llmgw ctl cert revoke."
+        )
 
 
 @contextmanager
@@ -287,12 +290,12 @@ def move(settings: Loaded, url: str, password_file: Path | None, form: str) -> N
     if words := url_fault(url):
         raise click.UsageError(f"--to {words.replace('store.password_file', '--password-file')}")
     source = backend(settings)
-    target, locked = (backend_of(url, password_file, settings["state_dir"], exclusive=lock) for lock in (False, True))
+    target, locked = (backend_of(url, password_file, settings["state_dir"], lock=lock) for lock in (None, "exclusive"))
     if isinstance(source, Sqlite) and not source.file.exists():
         raise StoreError(f"{source.name}: there is no store yet, so there is nothing to move: set store.url and start")
     _not_the_same(source, target)
     try:
-        with moving.alone(backend(settings, exclusive=True)), moving.alone(locked):
+        with moving.alone(backend(settings, lock="exclusive")), moving.alone(locked):
             copied = _copy(source, target)
     except (StoreError, StoreUnavailable) as error:
         raise type(error)(_of_target(str(error), target)) from error

@@ -40,7 +40,7 @@ def register(fleet: Fleet, node: NodeView, message: Register, now: float) -> Non
     for status in message.shards:
         status_changed(fleet, node, status, now)
     reported = {(status.spec.replica_id, status.spec.rank) for status in message.shards}
-    for replica in list(fleet.view.replicas.values()):
+    for replica in fleet.view.replicas.on_node(node.id):
         for _, shard in sorted(replica.shards.items()):
             if shard.node_id != node.id or not shard.live:
                 continue
@@ -77,7 +77,7 @@ def _unreported(fleet: Fleet, replica: ReplicaView, shard: ShardView, last_comma
         send_stop(fleet, replica, shard, now)  # the start may still come after this registration
         return
     if on_its_way and not replica.unwanted and not replica.surplus:
-        send_start(fleet, shard, now)
+        send_start(fleet, replica, shard, now)
         return
     if on_its_way:
         return  # the plan stops it

@@ -4,9 +4,12 @@ import random
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any
 
 from controlplane.events import CloseSession, Cordon, Decision, Effect, Note, Send
+from controlplane.fleet.keys import EngineKeys
+from controlplane.fleet.nodelife import NodeLife
 from controlplane.planning.drains import RouterSeen
 from controlplane.planning.plan import Action
 from controlplane.planning.policy import LoopSettings
@@ -44,11 +47,12 @@ class Fleet:
     settings: LoopSettings
     rng: random.Random
     epoch: int
+    leader: str
+    life: NodeLife
     boot: str
     version: str
-    engine_secret: bytes | None
+    keys: EngineKeys
     now: float
-    enrolled: frozenset[str] = frozenset()
     cordons: dict[str, Cordon] = field(default_factory=dict)
     labels: dict[str, Mapping[str, str]] = field(default_factory=dict)
     """People's intent by node id, also of nodes that are not enrolled (PLC-03)."""
@@ -56,16 +60,30 @@ class Fleet:
     """Replicas with a restart that is not over, in the order of the requests."""
     restarts: int = 0
     sessions: dict[str, Session] = field(default_factory=dict)
+    spared: set[str] = field(default_factory=set)
+    """Replicas that are kept although a node of theirs is lost."""
     routers: dict[tuple[str, str], RouterSeen] = field(default_factory=dict)
     batches: dict[int, tuple[Action, ...]] = field(default_factory=dict)
+    waiting: list[Action] = field(default_factory=list)
+    """What is committed and waits until the lease is beyond doubt, in order (HA-01)."""
+    last_pass: float = 0.0
+    epoch_wanted: int = 0
+    epoch_asked: float = float("-inf")
+    """The highest epoch that a peer has obeyed, and when the store was asked about it."""
     recent: deque[Recent] = field(default_factory=lambda: deque(maxlen=RECENT))
     out: list[Effect] = field(default_factory=list)
     dirty: bool = True
     routes_dirty: bool = True
     starts: dict[str, str] = field(default_factory=dict)
     """The replica that each start was for, by the command's id."""
+    unheard_looked: float = float("-inf")
+    """When routers' reports were looked through for endpoints that we do not know."""
     commands: int = 0
     last_batch: int = 0
+    dropping: frozenset[str] = frozenset()
+    """Generations of engine keys that the store was asked to forget."""
+    look_at_keys: float = 0.0
+    """When to look again whether a generation is unused."""
     unknown_frames: int = 0
 
     def touch(self, *, nodes: bool = True) -> None:
@@ -99,18 +117,18 @@ class Fleet:
         self.record(told)
         self.out.append(Note(told))
 
-    def send(self, node: NodeView, message: Down) -> bool:
-        """Send to a node; false if it has no session."""
+    def send(self, node: NodeView, message: Down, *, before: float = inf) -> bool:
+        """Send to a node, not at ``before`` or later; false if it has no session."""
         if node.session is None:
             return False
-        self.out.append(Send(node.session, message))
+        self.out.append(Send(node.session, message, before))
         return True
 
-    def close(self, session_id: str, code: str, message: str) -> None:
-        """Refuse a session and forget it. What its node does without it is the
-        caller's business."""
+    def close(self, session_id: str, code: str, message: str, retry: float | None = None) -> None:
+        """Refuse a session and forget it; its agent may come back after ``retry`` seconds.
+        What its node does without it is the caller's business."""
         self.sessions.pop(session_id, None)
-        self.out.append(CloseSession(session_id, Refuse(code=code, message=message)))
+        self.out.append(CloseSession(session_id, Refuse(code=code, message=message, retry_seconds=retry)))
 
     def command_id(self) -> str:
         """Id of a new command: unique, and ordered within this process."""

@@ -5,16 +5,19 @@ idempotent. A stop is repeated after each reconnect until the exit is confirmed.
 """
 
 from dataclasses import replace
+from math import inf
 
 import msgspec
 
 from controlplane.fleet.context import Fleet
 from controlplane.fleet.health import failed_start
-from controlplane.fleet.keys import engine_key
 from controlplane.fleet.replicas import remove
 from controlplane.planning.plan import Action, Drain, Place
 from controlplane.planning.view import ReplicaView, ShardView
 from llmgw.wire.messages import Start, Stop
+
+AT_ONCE = -inf
+"""When a command was sent that has yet to be: it is sent again as soon as that is allowed."""
 
 FEW = 100
 """Starts of replicas that are gone that are not worth being forgotten."""
@@ -51,11 +54,16 @@ def _place(fleet: Fleet, action: Place, now: float) -> None:
     old = fleet.view.replicas.get(action.replaces or "")
     if old is not None and old.restarting is not None:
         old.restarting = replace(old.restarting, state="replacing", replacement=action.replica)
+    healed = fleet.view.replicas.get(action.heals or "")
+    if healed is not None:
+        healed.healed = True
     fleet.view.in_place.pop(action.model, None)
-    keyed = fleet.engine_secret is not None
+    generation = fleet.keys.current
     shards = {
         place.spec.rank: ShardView(
-            spec=msgspec.structs.replace(place.spec, keyed=keyed), node_id=place.node_id, since=now
+            spec=msgspec.structs.replace(place.spec, keyed=bool(generation), key_generation=generation),
+            node_id=place.node_id,
+            since=now,
         )
         for place in action.shards
     }
@@ -70,6 +78,7 @@ def _place(fleet: Fleet, action: Place, now: float) -> None:
         reason=action.reason,
         shards=shards,
         rejected=action.rejected,
+        heals=action.heals,
     )
 
 
@@ -86,7 +95,7 @@ def dispatch(fleet: Fleet, action: Action, now: float) -> None:
         timeout = max(shard.spec.startup_timeout for shard in replica.shards.values())
         replica.deadline = now + timeout + fleet.settings.startup_margin
         for _, shard in sorted(replica.shards.items()):
-            send_start(fleet, shard, now)
+            send_start(fleet, replica, shard, now)
     elif replica.unwanted:
         replica.stop_committed = True
         for _, shard in sorted(replica.shards.items()):
@@ -104,24 +113,39 @@ def _stop_or_forget(fleet: Fleet, replica: ReplicaView, shard: ShardView, now: f
         send_stop(fleet, replica, shard, now)
 
 
-def send_start(fleet: Fleet, shard: ShardView, now: float) -> None:
+def _before(fleet: Fleet, replica: ReplicaView) -> float:
+    """Until when a command for a replica may be sent: while the lease is beyond doubt, or
+    without end if it heals in place (HA-01)."""
+    return inf if replica.heals else fleet.view.lease.until
+
+
+def send_start(fleet: Fleet, replica: ReplicaView, shard: ShardView, now: float) -> None:
     """Send the start of a shard, or again with the same id. The engine key travels
-    here only. Without a session it waits for the node's registration."""
+    here only. Without a session it waits for the node's registration, with a lease in doubt
+    for the lease."""
     node = fleet.view.nodes.get(shard.node_id)
     if node is None or not node.registered:
+        return
+    before = _before(fleet, replica)
+    if now >= before:
+        shard.sent_at = AT_ONCE
         return
     shard.command_id = shard.command_id or fleet.command_id()
     fleet.starts[shard.command_id] = shard.spec.replica_id
     shard.sent_at = now
-    key = engine_key(fleet.engine_secret, shard.spec.replica_id) if shard.spec.keyed else ""
-    spec = msgspec.structs.replace(shard.spec, engine_key=key)
-    fleet.send(node, Start(command_id=shard.command_id, epoch=fleet.epoch, spec=spec))
+    spec = msgspec.structs.replace(shard.spec, engine_key=fleet.keys.key(shard.spec))
+    fleet.send(node, Start(command_id=shard.command_id, epoch=fleet.epoch, spec=spec), before=before)
 
 
 def send_stop(fleet: Fleet, replica: ReplicaView, shard: ShardView, now: float) -> None:
-    """Send the stop of a shard whose replica's stop is committed."""
+    """Send the stop of a shard whose replica's stop is committed, once the lease is beyond
+    doubt."""
     node = fleet.view.nodes.get(shard.node_id)
     if node is None or not node.registered:
+        return
+    before = fleet.view.lease.until
+    if now >= before:
+        shard.sent_at = AT_ONCE
         return
     shard.sent_at = now
     if shard.phase != "stopping":
@@ -139,6 +163,7 @@ def send_stop(fleet: Fleet, replica: ReplicaView, shard: ShardView, now: float) 
             reason=replica.reason,
             grace_seconds=fleet.settings.stop_grace,
         ),
+        before=before,
     )
 
 
@@ -148,9 +173,8 @@ def tick(fleet: Fleet, now: float) -> None:
         shards = (shard for replica in fleet.view.replicas.values() for shard in replica.shards.values())
         fleet.starts = {shard.command_id: shard.spec.replica_id for shard in shards if shard.command_id is not None}
     patience = fleet.settings.resend_after
-    for replica in list(fleet.view.replicas.values()):
-        if not replica.stop_committed and replica.state != "starting":
-            continue
+    replicas = fleet.view.replicas.values()
+    for replica in [replica for replica in replicas if replica.stop_committed or replica.state == "starting"]:
         for _, shard in sorted(replica.shards.items()):
             if not shard.live or shard.sent_at is None or now - shard.sent_at < patience:
                 continue
@@ -158,4 +182,4 @@ def tick(fleet: Fleet, now: float) -> None:
                 if now - shard.sent_at >= patience + fleet.settings.stop_grace:
                     send_stop(fleet, replica, shard, now)
             elif replica.state == "starting" and shard.phase == "commanded" and not shard.accepted:
-                send_start(fleet, shard, now)
+                send_start(fleet, replica, shard, now)

@@ -4,6 +4,7 @@ to REC-06). Stopping is decided in a plan only; here it is confirmed."""
 import msgspec
 
 from controlplane.fleet.context import Fleet
+from controlplane.fleet.generations import outdated
 from controlplane.fleet.health import failed_start, proved
 from controlplane.planning.view import FleetView, NodeView, ReplicaState, ReplicaView, ShardView
 from llmgw.wire.messages import ShardExit, ShardKey, ShardSpec, ShardStatus
@@ -27,7 +28,10 @@ def copy_id(replica_id: str, node_id: str) -> str:
 
 def staleness(view: FleetView, replica: ReplicaView) -> bool | None:
     """Whether the replica's fingerprint, as its agent reports it, differs from the
-    catalog's; ``None`` if one of the two is unknown (CAT-08)."""
+    catalog's, or its engine has a key of an older secret; ``None`` if the key is the
+    current one and one of the fingerprints is unknown (CAT-08, SEC-08)."""
+    if outdated(view, replica):
+        return True
     model = view.catalog.models.get(replica.model)
     for profile in model.profiles if model else ():
         if profile.name == replica.profile:
@@ -79,9 +83,17 @@ def _elsewhere(node: NodeView, spec: ShardSpec) -> str | None:
     return f"it is said to listen on {spec.host}, but node {node.id} is at {own}"
 
 
+def _unasked(fleet: Fleet, spec: ShardSpec) -> str | None:
+    """Why an engine could not be asked anything, if so: nobody knows its key any more."""
+    if fleet.keys.knows(spec):
+        return None
+    told = f"generation {spec.key_generation}" if spec.key_generation else "a generation that its agent does not tell"
+    return f"its engine's key is of {told}, which the store does not hold: nobody can ask it"
+
+
 def _altered(node: NodeView, known: ShardSpec, told: ShardSpec) -> str | None:
     """What an agent tells of a known shard that cannot change in its life, if so."""
-    for name in ("model", "host", "port", "served_name"):
+    for name in ("model", "host", "port", "served_name", "keyed", "key_generation"):
         was, now_is = getattr(known, name), getattr(told, name)
         if was != now_is:
             return f"node {node.id} says that its {name} is {now_is}, it was {was}"
@@ -103,12 +115,12 @@ def adopt(fleet: Fleet, node: NodeView, status: ShardStatus, now: float) -> None
     spec = status.spec.without_secret()
     shard = ShardView(spec=spec, node_id=node.id, since=now)
     _update(shard, status, now)
-    replica_id, surplus = spec.replica_id, _elsewhere(node, spec)
+    replica_id, surplus = spec.replica_id, _elsewhere(node, spec) or _unasked(fleet, spec)
     known = fleet.view.replicas.get(replica_id)
     if known is not None and known.state != "failed":
         other = known.shards.get(spec.rank)
         if other is None and surplus is None and spec.rank < world(known):
-            known.shards[spec.rank] = shard  # another part of a replica that is being put together
+            fleet.view.replicas.join(known, shard)  # another part of a replica that is being put together
             fleet.touch()
             derive(fleet, known, now)
             return
@@ -304,21 +316,40 @@ def tick(fleet: Fleet, now: float) -> None:
     """What time does to replicas: one that came up after its model's last failure and
     held ends the row of failures; a failed one leaves the view when a newer one is
     ready or failed too, or its model is gone."""
-    newest_ready: dict[str, float] = {}
-    newest_failed: dict[str, tuple[float, str]] = {}
-    for replica in fleet.view.replicas.values():
-        if replica.state == "ready" and not replica.surplus:
-            newest_ready[replica.model] = max(replica.since, newest_ready.get(replica.model, replica.since))
-            health = fleet.view.health.get(replica.model)
-            last = health.last_error_at if health else None
-            if last is not None and replica.since >= last and now - replica.since >= fleet.settings.stable_after:
-                proved(fleet, replica.model)
-        elif replica.state == "failed":
-            newest_failed[replica.model] = max((replica.since, replica.id), newest_failed.get(replica.model, (0.0, "")))
-    for replica in list(fleet.view.replicas.values()):
-        if replica.state != "failed" or any(shard.live for shard in replica.shards.values()):
+    view = fleet.view
+    for name in [name for name, health in view.health.items() if health.failures or health.failed_nodes]:
+        _look_whether_proved(fleet, name, now)
+    failed = [replica for replica in view.replicas.values() if replica.state == "failed"]
+    newest = {name: _newest(view, name) for name in {replica.model for replica in failed}}
+    for replica in failed:
+        if any(shard.live for shard in replica.shards.values()):
             continue
-        outlived = newest_ready.get(replica.model, -1.0) >= replica.since
-        outdone = newest_failed[replica.model] > (replica.since, replica.id)
-        if outlived or outdone or replica.model not in fleet.view.catalog.models:
-            fleet.view.replicas.pop(replica.id)
+        ready, newest_failed = newest[replica.model]
+        outlived = ready >= replica.since
+        outdone = newest_failed > (replica.since, replica.id)
+        if view.lease.doubtful and not replica.healed:
+            outdone = False  # it may yet be healed
+        if outlived or outdone or replica.model not in view.catalog.models:
+            view.replicas.pop(replica.id)
+
+
+def _look_whether_proved(fleet: Fleet, model: str, now: float) -> None:
+    last = fleet.view.health[model].last_error_at
+    if last is None:
+        return
+    for replica in fleet.view.replicas.of_model(model):
+        held = now - replica.since >= fleet.settings.stable_after
+        if replica.state == "ready" and not replica.surplus and replica.since >= last and held:
+            proved(fleet, model)
+            return
+
+
+def _newest(view: FleetView, model: str) -> tuple[float, tuple[float, str]]:
+    """Since when a model's newest ready replica is so, and its newest failed one with its id."""
+    ready, failed = -1.0, (0.0, "")
+    for replica in view.replicas.of_model(model):
+        if replica.state == "ready" and not replica.surplus:
+            ready = max(ready, replica.since)
+        elif replica.state == "failed":
+            failed = max(failed, (replica.since, replica.id))
+    return ready, failed

@@ -54,7 +54,7 @@ def look(fleet: Fleet) -> None:
         if wanted(view, model).upper == 0 or (health is not None and (health.parked or health.quarantined)):
             del view.in_place[model]
         elif replica_id not in view.replicas:
-            have = sum(counts(replica) for replica in view.replicas.values() if replica.model == model)
+            have = sum(counts(replica) for replica in view.replicas.of_model(model))
             # Refused: it was tried, and something else is in the way, which is told as for any model.
             refused = health is not None and health.refusal is not None
             if refused or not lacking(view, model, wanted(view, model), have):

@@ -4,8 +4,8 @@ hello -> welcome or refuse; register; then heartbeats, shard events, command res
 One session per node: a newer one supersedes.
 """
 
-from controlplane.events import EpochRaised, FrameReceived, SessionOpened
-from controlplane.fleet import nodes
+from controlplane.events import FrameReceived, SessionOpened
+from controlplane.fleet import lead, nodes
 from controlplane.fleet.adoption import acknowledge, register
 from controlplane.fleet.context import Fleet, Session
 from controlplane.fleet.replicas import copy_id, exited, status_changed
@@ -25,10 +25,8 @@ from llmgw.wire.messages import (
 )
 from llmgw.wire.versions import OLDEST_PROTOCOL, PROTOCOL, agree
 
-MAX_EPOCH_STEP = 1_000_000
-"""How far above ours an epoch may be that a node claims to have obeyed. One start of a
-control plane takes one; without a bound one node could push the whole fleet's out of
-what a frame can hold."""
+PROVING = 1.0
+"""Seconds after which an agent may say hello again while the store is asked who leads."""
 
 
 def opened(fleet: Fleet, event: SessionOpened, now: float) -> None:
@@ -46,7 +44,7 @@ def opened(fleet: Fleet, event: SessionOpened, now: float) -> None:
         message = f"the credential is node {event.node_id}'s but hello says {hello.node_id}: check node_id"
         fleet.close(event.session, "unauthorised", message)
         return
-    if hello.highest_epoch > fleet.epoch + MAX_EPOCH_STEP:
+    if lead.absurd(fleet, hello.highest_epoch):
         message = (
             f"the node says it obeyed epoch {hello.highest_epoch}, this control plane is at {fleet.epoch}, and no "
             "fleet gets that far: stop the agent, remove agent.json from its state_dir and start it again"
@@ -54,13 +52,16 @@ def opened(fleet: Fleet, event: SessionOpened, now: float) -> None:
         fleet.note("epoch-refused", message, node=node.id)
         fleet.close(event.session, "bad_frame", message)
         return
+    if lead.unproven(fleet, hello.highest_epoch, hello.leader, f"node {node.id}", now, node=node.id):
+        message = (
+            f"the node has obeyed epoch {hello.highest_epoch}, and this control plane is at {fleet.epoch}: it asks "
+            "the store whether it leads; if another one does, the agent finds it at its other addresses"
+        )
+        fleet.close(event.session, "epoch_unproven", message, PROVING)
+        return
     if node.session is not None:
         fleet.close(node.session, "superseded", f"node {node.id} opened a newer session")
         nodes.disconnected(fleet, node, "superseded by a newer session")
-    if hello.highest_epoch > fleet.epoch:
-        fleet.epoch = hello.highest_epoch + 1
-        fleet.out.append(EpochRaised(fleet.epoch))
-        fleet.note("epoch-raised", f"the node had obeyed epoch {hello.highest_epoch}", node=node.id, epoch=fleet.epoch)
     fleet.sessions[event.session] = Session(event.session, node.id, now, protocol)
     node.session = event.session
     node.registered = False
@@ -75,6 +76,7 @@ def opened(fleet: Fleet, event: SessionOpened, now: float) -> None:
             protocol=protocol,
             version=fleet.version,
             epoch=fleet.epoch,
+            leader=fleet.leader,
             heartbeat_seconds=fleet.settings.heartbeat,
             silence_seconds=fleet.settings.silence,
         ),
@@ -186,7 +188,10 @@ def _started(fleet: Fleet, node: NodeView, command_id: str) -> tuple[ReplicaView
 
 def tick(fleet: Fleet, now: float) -> None:
     """Close the sessions that were silent for too long."""
-    for session in list(fleet.sessions.values()):
+    silence = fleet.settings.silence
+    if now - fleet.life.resumed < silence:
+        return
+    for session in [session for session in fleet.sessions.values() if now - session.heard >= silence]:
         node = fleet.view.nodes.get(session.node_id)
-        if node is not None and now - session.heard >= fleet.settings.silence:
+        if node is not None:
             _drop(fleet, node, "timeout", f"nothing was heard for {fleet.settings.silence:g} s", now)

@@ -1,8 +1,9 @@
-"""A lock beside the database that keeps a second control plane out.
+"""Locks beside files, held by the kernel for the life of the process: a crash leaves nothing
+behind.
 
-Held by the kernel for the life of the process, so a crash leaves nothing behind. It
-lies beside the database, not on it: closing any descriptor of an SQLite file would
-drop SQLite's own locks.
+The lock of a database keeps a second control plane out, unless both agree by the lease which
+of them leads: then they share it (HA-01). It lies beside the database, not on it: closing
+any descriptor of an SQLite file would drop SQLite's own locks.
 """
 
 import fcntl
@@ -13,26 +14,47 @@ from controlplane.store.port import StoreError
 from llmgw.runtime.files import note_holder
 
 
-class DatabaseLock:
-    """The lock on ``database``. Raises ``StoreError`` while another process holds it."""
+class _Lock:
+    """A lock on a file. ``what`` and ``remedy`` are for the error while another holds it."""
 
-    def __init__(self, database: Path) -> None:
-        file = database.with_name(f"{database.name}.lock")
+    def __init__(self, file: Path, what: str, remedy: str, *, shared: bool = False) -> None:
         try:
             self._descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise StoreError(f"{file}: cannot be opened: {error.strerror}") from error
         try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(self._descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         except OSError as error:
             holder = os.pread(self._descriptor, 32, 0).decode("ascii", "replace").strip()
             os.close(self._descriptor)
             raise StoreError(
-                f"{database}: another control plane uses it (process {holder or 'unknown'}): stop that one, or give "
-                "this one a state_dir of its own"
+                f"{what}: another control plane uses it (process {holder or 'unknown'}): {remedy}"
             ) from error
         note_holder(self._descriptor)
 
     def release(self) -> None:
         """Let another control plane in."""
         os.close(self._descriptor)
+
+
+class DatabaseLock(_Lock):
+    """The lock on ``database``. Raises ``StoreError`` while another process holds it in a way
+    that excludes ours."""
+
+    def __init__(self, database: Path, *, shared: bool = False) -> None:
+        super().__init__(
+            database.with_name(f"{database.name}.lock"),
+            str(database),
+            "stop that one, give this one a state_dir of its own, or let both agree who leads (ha.enabled)",
+            shared=shared,
+        )
+
+
+class StateLock(_Lock):
+    """The lock on a state directory, whose journal and spool have one writer. Raises
+    ``StoreError`` while another process holds it."""
+
+    def __init__(self, state_dir: Path) -> None:
+        super().__init__(
+            state_dir / "controlplane.lock", str(state_dir), "stop that one, or give this one a state_dir of its own"
+        )

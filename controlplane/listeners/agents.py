@@ -1,88 +1,101 @@
-"""The agents' listener: one TCP connection per node, upgraded to frames (AGT-03).
+"""The agents' listener of a leader: their sessions, frame by frame (AGT-03, AGT-04).
 
-Everything a peer sends is limited in size and time. Whatever it sends ends at most
-its own connection, with a code and a log line that names node and peer.
+Who may open one is ``services.identities``' business, what is said in one the writer's;
+certificates are renewed here, between the two.
 """
 
-import json
+import random
 import secrets
-import socket as native
 from collections.abc import Callable
 from typing import Any
 
 import gevent
-from gevent import socket
-from gevent.server import StreamServer
 
 from controlplane.events import FrameReceived, SessionClosed, SessionOpened
+from controlplane.identities import Credentials
 from controlplane.inbox import Inbox
 from controlplane.listeners import registration, upgrade
-from controlplane.listeners.connection import Connection, farewell, peer_name
-from controlplane.listeners.tokens import FleetTokens
+from controlplane.listeners.connection import Connection
+from controlplane.listeners.door import Arrived, Door
+from controlplane.listeners.turns import Turns
+from controlplane.services.identities import Identities, NotAdmitted
+from llmgw.identity.names import Identity, IdentityError
+from llmgw.identity.pem import presented as presented_in
 from llmgw.runtime.clock import Clock
 from llmgw.runtime.logs import Logger
 from llmgw.runtime.settings import Address
 from llmgw.wire.frames import Decoder, FrameError, up_decoder
-from llmgw.wire.messages import Down, Goodbye, Hello, Refuse, Register, Unknown, Up
+from llmgw.wire.messages import Credential, Down, Goodbye, Hello, Refuse, Register, Renew, Unknown, Up, Welcome
 
 log = Logger("llmgw.agents")
-
-READ = 64 * 1024
 
 REGISTER_PAUSE = 0.1
 """Seconds that nothing more is read from a peer after a registration: each one is
 written down, planned for and answered, so one peer's must not follow in a rush."""
 
+RENEW_PAUSE = 0.5
+"""The same after it asked for a certificate, which costs a signature or a line in the log."""
 
-class Late(Exception):
-    """The peer took too long to say hello."""
+RETURNING = 400
+"""Agents a second that are asked to come back after a goodbye: one core registers some more."""
+
+RENEW_SPREAD = 60.0
+"""Seconds over which sessions are asked to renew, so that a new issuer is not asked to sign
+for the whole fleet at once; fewer if there are less than ``RENEW_RATE`` of them a second."""
+
+RENEW_RATE = 50.0
 
 
 class AgentListener:
-    """Accepts agents and keeps their connections by session.
+    """Accepts agents on an address or a listening socket, and keeps their connections by session.
 
-    ``tokens`` gives the tokens in force. ``silence`` and ``hello`` are seconds,
-    ``max_pending`` bounds connections that have not said hello. ``refused`` counts
-    connections turned away and ``bad_frames`` sessions ended by a frame.
+    ``silence`` and ``hello`` are seconds, ``max_pending`` bounds connections that have not
+    said hello. ``refused`` counts connections turned away and ``bad_frames`` sessions
+    ended by a frame.
     """
 
     def __init__(
         self,
-        address: Address,
+        address: Any,
         inbox: Inbox,
-        tokens: Callable[[], FleetTokens],
+        credentials: Credentials,
+        identities: Identities,
         clock: Clock,
         *,
         silence: float = 30.0,
         hello: float = 10.0,
-        max_pending: int = 256,
+        max_pending: int = 1024,
+        renew_spread: float = RENEW_SPREAD,
     ) -> None:
         self._inbox = inbox
-        self._tokens = tokens
+        self._credentials = credentials
+        self._identities = identities
         self._clock = clock
         self._silence = silence
-        self._hello = hello
-        self._max_pending = max_pending
-        self._pending = 0
-        self._stopping = False
+        self._renew_spread = renew_spread
         self._connections: dict[str, Connection] = {}
-        self._server = StreamServer((address.host, address.port), self._accepted, backlog=1024)
+        self._turns = Turns()
+        self._sweeper: gevent.Greenlet[..., None] | None = None
+        self._door = Door(
+            address, credentials.mutual, self._take, clock, silence=silence, hello=hello, max_pending=max_pending
+        )
         self.refusals: dict[str, tuple[float, str]] = {}
         """Of enrolled nodes without a session: when (monotonic seconds) a connection in
         their name was last refused, and why."""
-        self.refused = 0
         self.bad_frames = 0
         self.unknown_messages = 0
 
     def start(self) -> "AgentListener":
         """Begin to listen. Raises ``OSError`` if the address cannot be had."""
-        self._server.start()
+        self._door.start()
+        self._sweeper = gevent.spawn(self._sweep)
+        self._credentials.on_change(self._offer)
         return self
 
     @property
     def address(self) -> Address:
         """The address listened on, with the port that was chosen for port 0."""
-        return Address(self._server.server_host, self._server.server_port)
+        return self._door.address
 
     @property
     def sessions(self) -> int:
@@ -92,13 +105,22 @@ class AgentListener:
     @property
     def pending(self) -> int:
         """Connections before hello."""
-        return self._pending
+        return self._door.pending + self._door.handshakes
+
+    @property
+    def refused(self) -> int:
+        """Connections turned away."""
+        return self._door.refusals.count
 
     def send(self, session: str, message: Down) -> None:
         """Queue a frame. A session that is gone takes nothing."""
         connection = self._connections.get(session)
-        if connection is not None:
-            connection.send(message)
+        if connection is None:
+            return
+        connection.send(message)
+        if isinstance(message, Welcome):  # before it an agent takes nothing but a refusal
+            connection.welcomed = True
+            self._offer_to(connection, connection.authorities)
 
     def close(self, session: str, refuse: Refuse | None) -> None:
         """End a session, telling why."""
@@ -107,22 +129,24 @@ class AgentListener:
             reason = refuse.message if refuse else "closed by the control plane"
             connection.close(reason, refuse)
 
-    def drop_unenrolled(self) -> None:
-        """End the sessions of nodes whose token was taken away or replaced."""
-        tokens = self._tokens()
+    def end(self, identity: Identity, code: str, message: str) -> None:
+        """End the sessions of a node that may no longer speak."""
+        if identity.kind != "node":
+            return
         for connection in list(self._connections.values()):
-            if not tokens.node(connection.node_id, connection.token):
-                message = "the node's token was taken away or replaced in fleet_tokens"
-                connection.close(message, Refuse(code="unauthorised", message=message))
+            if connection.node_id == identity.name:
+                connection.close(message, Refuse(code=code, message=message))
 
-    def stop(self, timeout: float = 0.5) -> None:
-        """Say goodbye to every agent and close. The spread grows with the fleet, so
-        that it does not return in one instant (about 200 agents a second)."""
-        self._stopping = True
-        self._server.close()
-        goodbye = Goodbye(reason="the control plane is stopping", spread_seconds=max(2.0, len(self._connections) / 200))
+    def stop(self, timeout: float = 0.5, why: str = "the control plane is stopping") -> None:
+        """Say goodbye to every agent, tell it why, and close. The spread grows with the fleet, so
+        that it does not return in one instant."""
+        self._door.close()
+        if self._sweeper is not None:
+            self._sweeper.kill(block=False)
+        self._credentials.off_change(self._offer)
+        goodbye = Goodbye(reason=why, spread_seconds=max(2.0, len(self._connections) / RETURNING))
         for connection in list(self._connections.values()):
-            connection.close("the control plane is stopping", goodbye)
+            connection.close(why, goodbye)
         with gevent.Timeout(timeout, False):
             for connection in list(self._connections.values()):
                 connection.flushed.wait()
@@ -131,87 +155,44 @@ class AgentListener:
 
     # ------------------------------------------------------------ one connection
 
-    def _accepted(self, sock: socket.socket, address: Any) -> None:
-        peer = peer_name(address)
+    def _take(self, arrived: Arrived) -> Callable[[], None] | None:
+        node = arrived.request.node_id
+        self._admit(arrived, node)
+        arrived.accept()
+        opened = self._read_hello(arrived)
+        if opened is None:
+            return None
+        self._admit(arrived, node)  # it may have been revoked since
+        self.refusals.pop(node, None)
+        return lambda: self._live(*opened)
+
+    def _admit(self, arrived: Arrived, node: str) -> None:
         try:
-            self._serve(sock, peer)
-        except OSError as error:
-            log.debug("a connection broke", peer=peer, error=error)
-        except Exception:
-            log.exception("a connection failed", peer=peer)
-        finally:
-            sock.close()
+            self._identities.admit(arrived.presented, "node", node)
+        except NotAdmitted as error:
+            if self._identities.is_enrolled("node", node):
+                self.refusals[node] = (self._clock.monotonic(), str(error))
+            raise upgrade.forbidden(error.code, str(error)) from error
 
-    def _serve(self, sock: socket.socket, peer: str) -> None:
-        if self._stopping or self._pending >= self._max_pending:
-            code = "shutting_down" if self._stopping else "overloaded"
-            self._answer(sock, upgrade.UpgradeError("503 Service Unavailable", code, "try again later"), peer)
-            return
-        self._prepare(sock)
-        node = "-"
-        self._pending += 1
-        try:
-            with gevent.Timeout(self._hello, Late):
-                request, rest = self._read_request(sock)
-                node = request.node_id
-                if not self._tokens().node(request.node_id, request.token):
-                    enrolled = node in self._tokens().nodes
-                    log.warning("wrong token", node=node, peer=peer, enrolled=enrolled)
-                    if enrolled:
-                        why = "wrong token: its token_file and fleet_tokens must hold the same"
-                        self.refusals[node] = (self._clock.monotonic(), why)
-                    raise upgrade.unauthorised()
-                sock.sendall(upgrade.ACCEPTED)
-                opened = self._read_hello(sock, rest, request, peer)
-        except upgrade.UpgradeError as error:
-            self._answer(sock, error, peer, node)
-            return
-        except Late:
-            log.warning("no hello in time", node=node, peer=peer, seconds=self._hello)
-            self.refused += 1
-            return
-        finally:
-            self._pending -= 1
-        if opened is not None:
-            self.refusals.pop(node, None)
-            self._live(*opened)
-
-    def _prepare(self, sock: socket.socket) -> None:
-        sock.setsockopt(native.IPPROTO_TCP, native.TCP_NODELAY, 1)
-        sock.setsockopt(native.SOL_SOCKET, native.SO_KEEPALIVE, 1)
-        sock.setsockopt(native.IPPROTO_TCP, native.TCP_USER_TIMEOUT, int(self._silence * 1000))
-
-    def _read_request(self, sock: socket.socket) -> tuple[upgrade.UpgradeRequest, bytes]:
-        data = b""
-        while upgrade.END not in data:
-            more = sock.recv(upgrade.MAX_HEAD)
-            if not more:
-                raise upgrade.bad("the connection ended within the request")
-            data += more
-            upgrade.check_start(data)
-        head, end, rest = data.partition(upgrade.END)
-        return upgrade.parse(head + end), rest
-
-    def _read_hello(
-        self, sock: socket.socket, data: bytes, request: upgrade.UpgradeRequest, peer: str
-    ) -> tuple[Connection, Decoder[Up], Hello, list[Up | Unknown]] | None:
+    def _read_hello(self, arrived: Arrived) -> tuple[Connection, Decoder[Up], Hello, list[Up | Unknown]] | None:
         connection = Connection(
-            sock,
-            peer,
+            arrived.sock,
+            arrived.peer,
             session=secrets.token_hex(8),
-            node_id=request.node_id,
-            token=request.token,
+            presented=arrived.presented,
             silence=self._silence,
+            turns=self._turns,
         )
+        node, data = connection.node_id, arrived.rest
         decoder = up_decoder()
         messages: list[Up | Unknown] = []
         try:
             while not messages:
                 messages += decoder.feed(data)
                 if not messages:
-                    data = sock.recv(READ)
+                    data = connection.receive()
                     if not data:
-                        log.info("left before hello", node=request.node_id, peer=peer, unread=decoder.pending)
+                        log.info("left before hello", node=node, peer=connection.peer, unread=decoder.pending)
                         return None
         except FrameError as error:
             self._refuse(connection, error.code, str(error))
@@ -220,8 +201,8 @@ class AgentListener:
         if not isinstance(hello, Hello):
             self._refuse(connection, "hello_expected", "the first frame must be hello")
             return None
-        if hello.node_id != request.node_id:
-            message = f"hello names the node {hello.node_id[:64]!r}, the token belongs to {request.node_id!r}"
+        if hello.node_id != node:
+            message = f"hello names the node {hello.node_id[:64]!r}, the certificate is that of {node!r}"
             self._refuse(connection, "unauthorised", message)
             return None
         return connection, decoder, hello, rest
@@ -232,36 +213,40 @@ class AgentListener:
         connection.start()
         connection.close(message, Refuse(code=code, message=message))
         connection.drain()
+        connection.over()
 
     def _live(self, connection: Connection, decoder: Decoder[Up], hello: Hello, messages: list[Up | Unknown]) -> None:
         session = connection.session
         self._connections[session] = connection
+        connection.heard = self._clock.monotonic()
         connection.start()
         log.info("session opened", node=connection.node_id, peer=connection.peer, version=hello.version)
         try:
+            connection.authorities = hello.authorities
             self._inbox.put(SessionOpened(session, connection.node_id, hello))
-            self._deliver(session, messages)
+            self._deliver(connection, messages)
             self._read_frames(connection, decoder)
         except FrameError as error:
             self.bad_frames += 1
             self._end(connection, error.code, str(error))
-        except TimeoutError:
-            self._end(connection, "timeout", f"nothing was heard for {self._silence:g} s")
         except OSError as error:
+            if connection.closing:
+                connection.drain()
             connection.reason = connection.reason or f"the connection broke: {error.strerror or error}"
         finally:
             del self._connections[session]
             reason = connection.reason or "the agent closed the connection"
             self._inbox.force(SessionClosed(session, reason))
             log.info("session closed", node=connection.node_id, peer=connection.peer, why=reason)
-            connection.cut()
+            connection.over()
 
     def _read_frames(self, connection: Connection, decoder: Decoder[Up]) -> None:
-        connection.sock.settimeout(self._silence)
-        while data := connection.sock.recv(READ):
+        while data := connection.receive():
+            connection.heard = self._clock.monotonic()
             if connection.closing:
-                continue
-            self._deliver(connection.session, decoder.feed(data))
+                connection.drain()
+                return
+            self._deliver(connection, decoder.feed(data))
         if decoder.pending and not connection.closing:
             log.warning(
                 "a connection ended within a frame",
@@ -270,15 +255,19 @@ class AgentListener:
                 unread=decoder.pending,
             )
 
-    def _deliver(self, session: str, messages: Any) -> None:
+    def _deliver(self, connection: Connection, messages: Any) -> None:
         for message in messages:
             if isinstance(message, Hello):
                 raise FrameError("bad_frame", "hello was said already")
             if isinstance(message, Register) and (why := registration.fault(message)) is not None:
                 raise FrameError("bad_frame", why)
+            if isinstance(message, Renew):
+                self._renew(connection, message)
+                gevent.sleep(RENEW_PAUSE)
+                continue
             if isinstance(message, Unknown):
                 self.unknown_messages += 1
-            self._inbox.put(FrameReceived(session, message))
+            self._inbox.put(FrameReceived(connection.session, message))
             if isinstance(message, Register):
                 gevent.sleep(REGISTER_PAUSE)
 
@@ -288,17 +277,72 @@ class AgentListener:
             connection.close(message, Refuse(code=code, message=message))
         connection.drain()
 
-    def _answer(self, sock: socket.socket, error: upgrade.UpgradeError, peer: str, node: str = "-") -> None:
-        self.refused += 1
-        log.info("connection refused", peer=peer, node=node, code=error.code, why=error)
-        body = json.dumps({"code": error.code, "message": str(error)}).encode()
-        head = [
-            f"HTTP/1.1 {error.status}",
-            "Content-Type: application/json",
-            f"Content-Length: {len(body)}",
-            "Connection: close",
-            *error.headers,
-        ]
-        sock.settimeout(2)
-        sock.sendall("\r\n".join(head).encode() + b"\r\n\r\n" + body)
-        farewell(sock)
+    def _sweep(self) -> None:
+        """End the sessions that were silent for too long."""
+        every, words = self._silence / 4, f"nothing was heard for {self._silence:g} s"
+        before = resumed = self._clock.monotonic()
+        while True:
+            gevent.sleep(every)
+            now = self._clock.monotonic()
+            if now - before > 2 * every:
+                resumed = now  # we stood still: what came meanwhile has yet to be read
+            before = now
+            late = now - self._silence
+            if resumed > late:
+                continue
+            for connection in [each for each in self._connections.values() if each.heard <= late]:
+                if not connection.closing:
+                    log.warning(
+                        "session ended", node=connection.node_id, peer=connection.peer, code="timeout", why=words
+                    )
+                    connection.close(words, Refuse(code="timeout", message=words))
+
+    # ------------------------------------------------------------ certificates
+
+    def _renew(self, connection: Connection, asked: Renew) -> None:
+        """Sign a new certificate, apart: others may be waiting for theirs, and this one's
+        heartbeats are read meanwhile. One at a time for each session."""
+        if connection.renewing:
+            connection.send(Credential(fault="a certificate is being made for this session already"))
+            return
+        connection.renewing = True
+        gevent.spawn(self._make, connection, asked.request)
+
+    def _make(self, connection: Connection, request: str) -> None:
+        try:
+            self._identities.admit(connection.presented, "node", connection.node_id)
+            identity = connection.presented.identity
+            after = self._identities.revoked_until(identity)  # our clock may have been set back since
+            chain = self._credentials.sign(identity, request.encode(), after)
+            self._identities.admit(connection.presented, "node", connection.node_id)  # signing takes its time
+            connection.presented = presented_in(chain)
+            self._identities.renewed(connection.presented)
+        except (NotAdmitted, IdentityError) as error:
+            log.warning("a certificate was not renewed", node=connection.node_id, peer=connection.peer, why=error)
+            connection.send(Credential(fault=str(error)))
+        else:
+            log.info("certificate renewed", node=connection.node_id, serial=connection.presented.serial)
+            connection.send(Credential(certificate=chain.decode()))
+        finally:
+            connection.renewing = False
+
+    def _offer_to(self, connection: Connection, known: str) -> None:
+        """Tell a session whom to trust if that changed, and ask it to renew a certificate
+        that is older than what we sign with."""
+        current = self._credentials
+        if known and known != current.digest:
+            connection.send(Credential(authorities=current.authorities.decode()))
+        if current.outdated(connection.presented):
+            spread = min(self._renew_spread, max(1.0, len(self._connections) / RENEW_RATE))
+            gevent.spawn_later(random.uniform(0.0, spread), self._ask_to_renew, connection)  # noqa: S311
+
+    def _ask_to_renew(self, connection: Connection) -> None:
+        if self._credentials.outdated(connection.presented):
+            connection.send(Credential(renew=True))
+
+    def _offer(self) -> None:
+        """Our own authorities or our issuer changed."""
+        for connection in list(self._connections.values()):
+            if connection.welcomed:
+                self._offer_to(connection, "changed")
+            gevent.sleep(0)

@@ -1,22 +1,31 @@
 """The routers' listener: table, reports, usage, activation (``llmgw.wire.routing``)."""
 
 import json
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qs
 
+import gevent
 import msgspec
 
-from controlplane.events import RouterReported
+from controlplane.events import EpochSeen, RouterReported
+from controlplane.identities import Credentials
 from controlplane.inbox import Inbox
-from controlplane.listeners.tokens import FleetTokens
+from controlplane.listeners.http import PEER
+from controlplane.listeners.refusals import Refusals
 from controlplane.publish.table import Publisher
+from controlplane.services.identities import Identities, NotAdmitted
 from controlplane.store.spool import SpoolFull
+from llmgw.identity.names import IdentityError, Presented
+from llmgw.identity.pem import presented as presented_in
 from llmgw.runtime.clock import Clock
 from llmgw.runtime.logs import Logger
 from llmgw.wire.routing import (
     ACTIVATE_PATH,
+    EPOCH_HEADER,
+    IDENTITY_PATH,
     MAX_REPORT,
     REPORT_PATH,
     ROUTER_ID_HEADER,
@@ -24,6 +33,8 @@ from llmgw.wire.routing import (
     USAGE_PATH,
     Activate,
     Activation,
+    Renewal,
+    Renewed,
     Report,
     UsageBatch,
     encode,
@@ -33,11 +44,19 @@ log = Logger("llmgw.routers")
 
 MAX_WAIT = 30.0
 MAX_ACTIVATE = 4096
+MAX_RENEWAL = 16 * 1024
+RENEW_PAUSE = 0.5
+"""Seconds after which a certificate is handed over, and the next one may be asked for: each
+costs a signature or a line in the log."""
+
 MAX_SEEN = 10_000
 FORGET_AFTER = 60.0
 """Seconds after which a router process that no longer reports leaves the list."""
 
-_ID_VARIABLE = "HTTP_" + ROUTER_ID_HEADER.upper().replace("-", "_")
+_ID_VARIABLE, _EPOCH_VARIABLE = (
+    "HTTP_" + header.upper().replace("-", "_") for header in (ROUTER_ID_HEADER, EPOCH_HEADER)
+)
+_EPOCH = re.compile(r"(\d{1,19})(?: ([A-Za-z0-9_-]{1,64}))?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,31 +80,41 @@ class _Refused(Exception):
 
 class RouterApplication:
     """WSGI application of the routers' listener. ``take_usage(router id, batch)`` returns
-    once a batch is durable, and raises ``SpoolFull`` if it cannot be."""
+    once a batch is durable, and raises ``SpoolFull`` if it cannot be. ``leads`` gives our
+    epoch and the leader's id that goes with it."""
 
     def __init__(
         self,
         publisher: Publisher,
         inbox: Inbox,
-        tokens: Callable[[], FleetTokens],
+        *,
+        credentials: Credentials,
+        identities: Identities,
         clock: Clock,
+        leads: Callable[[], tuple[int, str]],
         take_usage: Callable[[str, UsageBatch], None],
     ) -> None:
         self._publisher = publisher
         self._inbox = inbox
-        self._tokens = tokens
+        self._credentials = credentials
+        self._identities = identities
         self._clock = clock
+        self._leads = leads
+        self._refusals = Refusals(log, clock)
         self._take_usage = take_usage
         self._batches = msgspec.json.Decoder(UsageBatch)
         self._reports = msgspec.json.Decoder(Report)
         self._activations = msgspec.json.Decoder(Activate)
+        self._renewals = msgspec.json.Decoder(Renewal)
         self._routes = {
             TABLE_PATH: ("GET", self._table),
             REPORT_PATH: ("POST", self._report),
             ACTIVATE_PATH: ("POST", self._activate),
             USAGE_PATH: ("POST", self._usage),
+            IDENTITY_PATH: ("POST", self._identity),
         }
         self._seen: dict[tuple[str, str], RouterSeen] = {}
+        self._renewing: set[str] = set()
 
     def current(self) -> tuple[RouterSeen, ...]:
         """The router processes that reported of late."""
@@ -115,22 +144,33 @@ class RouterApplication:
         method, view = route
         if environ["REQUEST_METHOD"] != method:
             raise _Refused("405 Method Not Allowed", "method_not_allowed", f"use {method}", Allow=method)
+        self._learn_epoch(environ)
         return view(environ, router_id)
 
     def _authenticate(self, environ: dict[str, Any]) -> str:
-        router_id = environ.get(_ID_VARIABLE, "")
-        scheme, _, token = environ.get("HTTP_AUTHORIZATION", "").partition(" ")
-        if scheme.lower() != "bearer" or not self._tokens().router(router_id, token):
+        """The router's id, which is its certificate's."""
+        router_id = str(environ.get(_ID_VARIABLE, ""))
+        presented = environ.get(PEER)
+        try:
+            if not isinstance(presented, Presented):
+                raise NotAdmitted("unauthorised", presented or "the peer showed no certificate")
+            self._identities.admit(presented, "router", router_id)
+        except NotAdmitted as error:
             peer = f"{environ.get('REMOTE_ADDR')}:{environ.get('REMOTE_PORT')}"
-            log.warning("wrong token", router=router_id[:64], peer=peer)
-            raise _Refused(
-                "401 Unauthorized",
-                "unauthorised",
-                "the token is missing or wrong, or belongs to another router: compare the router's token_file and "
-                "router_id with the control plane's fleet_tokens",
-                **{"WWW-Authenticate": "Bearer"},
-            )
-        return str(router_id)
+            self._refusals.tell("router refused", router=router_id[:64], peer=peer, code=error.code, why=error)
+            raise _Refused("403 Forbidden", error.code, str(error)) from error
+        return router_id
+
+    def _learn_epoch(self, environ: dict[str, Any]) -> None:
+        """A router with a table of a higher epoch than ours, or of another leader's same one,
+        is a reason to doubt that we lead (AGT-04)."""
+        match = _EPOCH.fullmatch(environ.get(_EPOCH_VARIABLE, ""))
+        if match is None:
+            return
+        epoch, leader = int(match[1]), match[2] or ""
+        ours, us = self._leads()
+        if epoch > ours or (epoch == ours and leader and leader != us):
+            self._inbox.offer(EpochSeen(epoch, leader))
 
     def _table(self, environ: dict[str, Any], _router_id: str) -> tuple[str, list[tuple[str, str]], bytes]:
         query = parse_qs(environ.get("QUERY_STRING", ""), max_num_fields=8)
@@ -142,6 +182,7 @@ class RouterApplication:
         if not 0 <= wait <= MAX_WAIT:
             raise _Refused("400 Bad Request", "validation_failed", f"wait must be 0 to {MAX_WAIT:g} seconds")
         body = self._publisher.wait(generation, wait)
+        self._authenticate(environ)  # it may have been revoked while it waited
         if body is not None:
             return "200 OK", [("Content-Type", "application/json"), ("Cache-Control", "no-store")], body
         if not generation:
@@ -178,12 +219,50 @@ class RouterApplication:
             raise _Refused("503 Service Unavailable", "busy", message, **{"Retry-After": "5"}) from error
         return "204 No Content", [], b""
 
+    def _identity(self, environ: dict[str, Any], router_id: str) -> tuple[str, list[tuple[str, str]], bytes]:
+        """A new certificate of the same identity, and whom to trust (SEC-01)."""
+        asked: Renewal = self._decode(environ, self._renewals, MAX_RENEWAL)
+        presented: Presented = environ[PEER]
+        certificate, fault = "", ""
+        if asked.request and router_id in self._renewing:
+            fault = "a certificate is being made for this router at this moment: try again"
+        elif asked.request:
+            self._renewing.add(router_id)
+            try:
+                after = self._identities.revoked_until(presented.identity)  # our clock may have been set back since
+                chain = self._credentials.sign(presented.identity, asked.request.encode(), after)
+                self._identities.admit(presented, "router", router_id)
+                self._identities.renewed(presented_in(chain))
+                certificate = chain.decode()
+            except (NotAdmitted, IdentityError) as error:
+                fault = str(error)
+                log.warning("a certificate was not renewed", router=router_id, why=error)
+            else:
+                log.info("certificate renewed", router=router_id)
+            finally:
+                try:
+                    gevent.sleep(RENEW_PAUSE)
+                finally:
+                    self._renewing.discard(router_id)
+        known = not asked.authorities or asked.authorities == self._credentials.digest
+        answer = Renewed(
+            certificate=certificate,
+            authorities="" if known else self._credentials.authorities.decode(),
+            renew=not certificate and self._identities.newest(presented) and self._credentials.outdated(presented),
+            fault=fault,
+        )
+        return "200 OK", [("Content-Type", "application/json"), ("Cache-Control", "no-store")], encode(answer)
+
     @staticmethod
     def _decode(environ: dict[str, Any], decoder: Any, limit: int) -> Any:
         length = int(environ.get("CONTENT_LENGTH") or 0)
         if length > limit:
             raise _Refused("413 Content Too Large", "body_too_large", f"the body may have {limit} bytes")
-        body = environ["wsgi.input"].read(length)
+        try:
+            body = environ["wsgi.input"].read(length)
+        except OSError as error:
+            words = "the body ended before its announced length"
+            raise _Refused("400 Bad Request", "validation_failed", words) from error
         try:
             return decoder.decode(body)
         except (msgspec.DecodeError, RecursionError) as error:

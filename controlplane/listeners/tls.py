@@ -8,14 +8,10 @@ import ssl
 from pathlib import Path
 from typing import Any
 
-import gevent
 from gevent import ssl as gevent_ssl
 
 from llmgw.runtime.files import open_regular
 from llmgw.runtime.settings import Fault, SettingsError
-
-HANDSHAKE = 10.0
-"""Seconds a peer has for the handshake."""
 
 
 class ServerTls:
@@ -52,11 +48,10 @@ class ServerTls:
         """Take ``context`` for the connections to come."""
         self._context = context
 
-    def wrap_socket(self, sock: Any, **options: Any) -> Any:
-        """The server's end of the connection, after the handshake. Raises ``OSError``."""
-        sock.settimeout(HANDSHAKE)
-        with gevent.Timeout(HANDSHAKE, TimeoutError("the handshake took too long")):
-            return self._context.wrap_socket(sock, **options)
+    @property
+    def context(self) -> Any:
+        """The one in force, for handshakes to come."""
+        return self._context
 
     def _faults(self) -> list[Fault]:
         faults = []

@@ -5,9 +5,9 @@ exactly that is answered with a status, a code of ``errors.SESSION`` and words.
 """
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from controlplane.listeners.tokens import valid_id
+from llmgw.identity.names import valid_name
 from llmgw.wire.versions import UPGRADE
 
 PATH = "/agent/v1/session"
@@ -18,7 +18,7 @@ END = b"\r\n\r\n"
 ACCEPTED = f"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: {UPGRADE}\r\n\r\n".encode()
 
 _LINE = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([\x20-\x7e\t]*)")
-_ONCE = {"host", "authorization", "llmgw-node", "upgrade", "connection", "content-length"}
+_ONCE = {"host", "llmgw-node", "upgrade", "connection", "content-length"}
 
 
 class UpgradeError(Exception):
@@ -33,10 +33,9 @@ class UpgradeError(Exception):
 
 @dataclass(frozen=True)
 class UpgradeRequest:
-    """Which node wants a session, and its unchecked token."""
+    """Which node wants a session, as it says."""
 
     node_id: str
-    token: str = field(repr=False)
 
 
 def bad(message: str) -> UpgradeError:
@@ -77,23 +76,14 @@ def parse(head: bytes) -> UpgradeRequest:
             (f"Upgrade: {UPGRADE}",),
         )
     node_id = headers.get("llmgw-node", "")
-    if not valid_id(node_id):
+    if not valid_name(node_id):
         raise bad("the header Llmgw-Node must hold the node's id (letters, digits, dots, dashes, underscores)")
-    scheme, _, token = headers.get("authorization", "").partition(" ")
-    if scheme.lower() != "bearer" or not token or " " in token:
-        raise unauthorised()
-    return UpgradeRequest(node_id, token)
+    return UpgradeRequest(node_id)
 
 
-def unauthorised() -> UpgradeError:
-    """The one answer to every wrong credential: it does not tell which part was wrong."""
-    return UpgradeError(
-        "401 Unauthorized",
-        "unauthorised",
-        "the token is missing or wrong, or belongs to another node: compare the agent's token_file and node_id with "
-        "the control plane's fleet_tokens",
-        ("WWW-Authenticate: Bearer",),
-    )
+def forbidden(code: str, message: str) -> UpgradeError:
+    """The certificate is good, but not for this."""
+    return UpgradeError("403 Forbidden", code, message)
 
 
 def _headers(lines: list[bytes]) -> dict[str, str]:

@@ -4,13 +4,16 @@ Shares no code with placement or the overlay: it counts again, from the view and
 plan alone. A violation is a fault of ours; it rejects the actions of that model.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from controlplane.catalog.model import Profile
 from controlplane.planning.plan import Action, Drain, Place, Plan
 from controlplane.planning.view import FleetView, NodeView, ReplicaView
 from llmgw.wire.messages import ShardSpec
+
+NODES = 300
+"""Nodes of one slice of a check of the whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +46,15 @@ def check(plan: Plan, view: FleetView) -> list[Violation]:
     use = {node_id: _Use() for node_id in touched}
     alive: dict[str, int] = {}
     restarts: dict[str, str] = {}
-    for replica in view.replicas.values():
-        if replica.model in models:
+    for model in models:
+        found_model = view.catalog.models.get(model)
+        profiles = {profile.name for profile in found_model.profiles} if found_model else set()
+        for replica in view.replicas.of_model(model):
             if _counted(replica):
-                alive[replica.model] = alive.get(replica.model, 0) + (not _outdated(view, replica))
+                alive[model] = alive.get(model, 0) + (replica.profile in profiles)
             if replica.restart not in (None, "queued"):
-                restarts[replica.model] = replica.id
+                restarts[model] = replica.id
+    for replica in view.replicas.on_nodes(touched):
         for shard in replica.shards.values():
             if shard.phase not in ("exited", "lost") and shard.node_id in use:
                 _hold(view, use[shard.node_id], replica.id, shard.spec)
@@ -83,6 +89,8 @@ def _action(action: Action, view: FleetView, use: dict[str, _Use], alive: dict[s
     if isinstance(action, Place):
         yield from _place(action, view, use, alive)
         return
+    if view.lease.doubtful:
+        yield f"replica {action.replica} ends while the lease is in doubt"
     replica = view.replicas.get(action.replica)
     if replica is not None and _counted(replica) and not _outdated(view, replica):
         alive[replica.model] -= 1
@@ -111,6 +119,10 @@ def _place(action: Place, view: FleetView, use: dict[str, _Use], alive: dict[str
         return
     if view.settling.active:
         yield "a replica is placed while the control plane settles"
+    if action.heals is not None:
+        yield from _heals(action, view)
+    elif view.lease.doubtful:
+        yield "a replica is placed while the lease is in doubt"
     if action.replica in view.replicas:
         yield f"replica id {action.replica} is taken"
     health = view.health.get(action.model)
@@ -142,6 +154,21 @@ def _place(action: Place, view: FleetView, use: dict[str, _Use], alive: dict[str
             yield f"a spec of replica {place.spec.replica_id} in the placement of {action.replica}"
         yield from _shard(node, place.spec, profile, use[place.node_id], action.replica)
         _hold(view, use[place.node_id], action.replica, place.spec)
+
+
+def _heals(action: Place, view: FleetView) -> Iterable[str]:
+    """While the lease is in doubt a failed replica comes back where it was, once (HA-01)."""
+    old = view.replicas.get(action.heals or "")
+    if old is None or old.state != "failed" or old.model != action.model:
+        yield f"replica {action.replica} heals {action.heals}, which did not fail"
+        return
+    if old.healed:
+        yield f"replica {old.id} was healed before"
+    if any(shard.phase not in ("exited", "lost") for shard in old.shards.values()):
+        yield f"replica {old.id} is healed while it runs"
+    were, are = ({shard.node_id for shard in shards} for shards in (old.shards.values(), action.shards))
+    if were != are:
+        yield f"replica {action.replica} heals {old.id} on another node than where that was"
 
 
 def _restarts(action: Action, view: FleetView, restarts: dict[str, str]) -> Iterable[str]:
@@ -206,18 +233,25 @@ def _shard(node: NodeView, spec: ShardSpec, profile: Profile, use: _Use, replica
         yield f"{replica_id} takes node {node.id} to {use.cores + cores:g} of {inventory.cpu.count} cores"
 
 
-def check_view(view: FleetView) -> list[Violation]:
-    """Invariants of the whole view: one owner for each device and port. What agents
-    report can break them too (two engines on one device), so this only tells."""
-    owners: dict[tuple[str, str], str] = {}
-    found: list[Violation] = []
-    for replica in view.replicas.values():
+def check_view(view: FleetView) -> Iterator[list[Violation]]:
+    """Invariants of the whole view, ``NODES`` of it at a time: one owner for each device and
+    port. What agents report can break them too (two engines on one device), so this only
+    tells."""
+    nodes = view.replicas.nodes()
+    for first in range(0, len(nodes), NODES):
+        yield [violation for node_id in nodes[first : first + NODES] for violation in _owners(view, node_id)]
+
+
+def _owners(view: FleetView, node_id: str) -> Iterable[Violation]:
+    owners: dict[str | int, str] = {}
+    for replica in view.replicas.on_node(node_id):
         for shard in replica.shards.values():
-            if shard.phase in ("exited", "lost"):
+            if shard.node_id != node_id or shard.phase in ("exited", "lost"):
                 continue
-            for thing in (f"port {shard.spec.port}", *(f"device {uuid}" for uuid in shard.spec.devices)):
-                owner = owners.setdefault((shard.node_id, thing), replica.id)
+            things: tuple[str | int, ...] = (shard.spec.port, *shard.spec.devices)
+            for thing in things:
+                owner = owners.setdefault(thing, replica.id)
                 if owner != replica.id:
-                    message = f"{thing} of node {shard.node_id} is held by {owner} and by {replica.id}"
-                    found.append(Violation(replica.model, message))
-    return found
+                    what = f"port {thing}" if isinstance(thing, int) else f"device {thing}"
+                    message = f"{what} of node {node_id} is held by {owner} and by {replica.id}"
+                    yield Violation(replica.model, message)

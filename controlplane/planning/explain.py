@@ -10,7 +10,7 @@ from controlplane.planning.placement import choose
 from controlplane.planning.state import routable, standing
 from controlplane.planning.view import FleetView, ModelHealth, Reason, Verdict
 from controlplane.planning.wanted import counts, stopped, wanted
-from controlplane.planning.words import seconds
+from controlplane.planning.words import IN_DOUBT, seconds
 from controlplane.planning.work import Work
 from llmgw.wire.routing import ModelState
 
@@ -61,7 +61,7 @@ def explain(view: FleetView, model_name: str, now: float) -> Explanation:
 def explaining(view: FleetView, model_name: str, now: float, work: Work) -> Generator[None, None, Explanation]:
     """``explain`` that yields between slices of work."""
     model = find(view, model_name)
-    replicas = [replica for replica in view.replicas.values() if replica.model == model.name]
+    replicas = view.replicas.of_model(model.name)
     choice = yield from choose(view, Overlay(view, later=True), Candidates(), model, work=work, now=now)
     verdicts = yield from choice.verdicts(work)
     now_is = standing(view, model, replicas)
@@ -83,6 +83,8 @@ def blockers(view: FleetView, model: Model, now: float) -> list[Reason]:
     found = []
     if view.serving.stopped:
         found.append(Reason("serving_stopped", stopped(view)))
+    if view.lease.doubtful:
+        found.append(Reason("lease_in_doubt", IN_DOUBT))
     if view.settling.active:
         found.append(Reason("settling", view.settling.reason or "the control plane waits for its nodes"))
     if health.quarantined is not None:

@@ -43,14 +43,14 @@ class Choice:
     def __init__(self, model: Model, pools: list[Pool], spread: "Spread") -> None:
         self._model = model
         self._pools = pools
-        self._spread = spread
+        self.spread = spread
         self.spot = self._best()
 
     def _best(self) -> Spot | None:
         ranked = sorted(enumerate(self._model.profiles), key=lambda row: (-row[1].priority, row[0]))
         for rank, profile in ranked:
             pool = self._pools[rank]
-            node_id = self._spread.best(pool)
+            node_id = self.spread.best(pool)
             if node_id is not None:
                 node, fit, _ = pool.fits[node_id]
                 return Spot(profile, node, fit.devices, fit.port, self._score(pool, node_id))
@@ -58,7 +58,7 @@ class Choice:
 
     def _score(self, pool: Pool, node_id: str) -> Score:
         _, fit, (rack, pdu) = pool.fits[node_id]
-        first = self._spread.terms(node_id, rack, pdu)
+        first = self.spread.terms(node_id, rack, pdu)
         values = (*first, fit.devices_left, fit.untouched, fit.memory_left, node_id)
         return tuple(zip(TERMS, values, strict=True))
 
@@ -129,12 +129,14 @@ def choose(
     work: Work,
     now: float,
     leaving: ReplicaView | None = None,
+    spread: "Spread | None" = None,
 ) -> Generator[None, None, Choice]:
     """Look at every profile on every node. Yields between slices of work. ``leaving`` is
-    a replica in whose stead the new one comes: it has no part in the spread."""
+    a replica in whose stead the new one comes: it has no part in the spread. ``spread`` is
+    that of the choice before, where another replica of the same model was placed since."""
     yield from overlay.fill(view, work)
     pools = yield from candidates.pools(view, overlay, model.profiles, work=work, now=now)
-    return Choice(model, pools, Spread(view, overlay, model.name, leaving))
+    return Choice(model, pools, spread or Spread(view, overlay, model.name, leaving))
 
 
 class Spread:
@@ -152,12 +154,15 @@ class Spread:
             if shard.node_id in places:
                 places.remove(shard.node_id)
         for node_id in places:
-            self.nodes[node_id] = self.nodes.get(node_id, 0) + 1
-            node = view.nodes.get(node_id)
-            labels: Mapping[str, str] = node.labels if node else {}
-            for label, counts in ((RACK, self.racks), (PDU, self.pdus)):
-                if label in labels:
-                    counts[labels[label]] = counts.get(labels[label], 0) + 1
+            self.add(node_id, view.nodes.get(node_id))
+
+    def add(self, node_id: str, node: NodeView | None) -> None:
+        """One more replica, on this node."""
+        self.nodes[node_id] = self.nodes.get(node_id, 0) + 1
+        labels: Mapping[str, str] = node.labels if node else {}
+        for label, counts in ((RACK, self.racks), (PDU, self.pdus)):
+            if label in labels:
+                counts[labels[label]] = counts.get(labels[label], 0) + 1
 
     def terms(self, node_id: str, rack: str, pdu: str) -> tuple[float, int, int, int]:
         """First terms of PLC-23, as ``TERMS`` names them. A node without a rack or PDU label

@@ -23,7 +23,8 @@ RestartPart = Literal["replaced", "in place"]
 @dataclass(frozen=True, slots=True)
 class Place:
     """Make a new replica. ``rejected`` are the candidates turned down (PLC-24),
-    ``replaces`` is the replica whose restart this is."""
+    ``replaces`` is the replica whose restart this is, ``heals`` the failed one that it
+    follows on the same node while the lease is in doubt (HA-01)."""
 
     replica: str
     model: str
@@ -34,6 +35,7 @@ class Place:
     rejected: tuple[Verdict, ...] = ()
     figures: dict[str, Any] = field(default_factory=dict)
     replaces: str | None = None
+    heals: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +86,8 @@ def decision(action: Action) -> Decision:
         figures = {"profile": action.profile, "nodes": nodes, **action.figures}
         if action.replaces is not None:
             figures["replaces"] = action.replaces
+        if action.heals is not None:
+            figures["heals"] = action.heals
         return Decision("place", action.reason, action.model, action.replica, nodes[0], figures)
     if isinstance(action, Drain):
         figures = {"grace": action.grace}

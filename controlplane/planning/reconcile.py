@@ -6,10 +6,11 @@ without a ready replica.
 """
 
 import random
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Sequence
 
 from controlplane.planning.candidates import Candidates
 from controlplane.planning.drains import Routers, idle
+from controlplane.planning.heal import heal
 from controlplane.planning.overlay import Overlay
 from controlplane.planning.plan import Action, Place, Plan, Stop
 from controlplane.planning.policy import LoopSettings
@@ -18,6 +19,9 @@ from controlplane.planning.view import FleetView, ModelHealth, ReplicaView
 from controlplane.planning.wanted import Wanted, counts, lacking, profile_left, wanted
 from controlplane.planning.words import seconds
 from controlplane.planning.work import Work
+
+PER_UNIT = 16
+"""Replicas that are looked at in one unit of work."""
 
 __all__ = ["Wanted", "counts", "overtaken", "plan", "profile_left", "wanted"]
 
@@ -36,32 +40,36 @@ def plan(
     """The actions that bring the fleet towards the catalog. Changes only ``overlay``, and
     ``candidates``, which may be kept from pass to pass.
 
+    While the lease is in doubt they are those of ``heal`` alone.
+
     Yields between slices of work. The same view, routers, time and generator state
     give the same plan; a converged view gives no action.
     """
+    if view.lease.doubtful:
+        return (yield from heal(view, overlay, now=now, rng=rng, work=work or Work(), limit=settings.max_actions))
     result = Plan(version=view.version)
     groups: dict[str, list[ReplicaView]] = {name: [] for name in view.catalog.models}
+    due: list[tuple[str, Stop]] = []
     work = work or Work()
     candidates = candidates or Candidates()
     failing: set[str] = set()
     restarts: set[str] = set()
-    for replica_id in sorted(view.replicas):
-        replica = view.replicas.get(replica_id)
-        if replica is None:
-            continue
-        if replica.restart not in (None, "queued"):
+    for number, replica in enumerate(list(view.replicas.values())):
+        if number % PER_UNIT == 0 and work.spent():
+            yield
+        if view.replicas.get(replica.id) is not replica:
+            continue  # it went since
+        if replica.restarting is not None and replica.restarting.state != "queued":
             restarts.add(replica.model)
-        stop = _due(view, replica, settings, routers, now=now)
-        if stop is not None and len(result.actions) >= settings.max_actions:
-            result.complete = False
-        elif stop is not None:
-            result.actions.append(stop)
-            if stop.failure is not None:
-                failing.add(replica.model)
+        stop = None if replica.state == "ready" else _due(view, replica, settings, routers, now=now)
+        if stop is not None:
+            due.append((replica.id, stop))
         else:
             groups.setdefault(replica.model, []).append(replica)
-        if work.spent():
-            yield
+    stops = [stop for _, stop in sorted(due, key=lambda each: each[0])[: settings.max_actions]]
+    failing.update(stop.model for stop in stops if stop.failure is not None)
+    result.actions.extend(stops)
+    result.complete = len(due) == len(stops)
     order = sorted(
         groups, key=lambda name: (name not in view.in_place, any(r.state == "ready" for r in groups[name]), name)
     )
@@ -83,19 +91,19 @@ def plan(
                 failing=name in failing,
                 restarts=name in restarts,
             )
-            yield from step.model(name, groups[name], health)
+            yield from step.model(name, sorted(groups[name], key=lambda replica: replica.id), health)
         if work.spent(1 + len(groups[name])):
             yield
     return result
 
 
-def overtaken(view: FleetView, actions: Iterable[Action]) -> set[str]:
+def overtaken(view: FleetView, actions: Sequence[Action]) -> set[str]:
     """Models for which a plan decided on numbers that events have changed since: it
     would place more than is missing, or end more than is too many. Cheap."""
     tally: dict[str, int] = {}
-    for replica in view.replicas.values():
-        if counts(replica) and not profile_left(view, replica):
-            tally[replica.model] = tally.get(replica.model, 0) + 1
+    for name in {action.model for action in actions}:
+        staying = [replica for replica in view.replicas.of_model(name) if counts(replica)]
+        tally[name] = sum(not profile_left(view, replica) for replica in staying)
     found: set[str] = set()
     for action in actions:
         want, have = wanted(view, action.model), tally.get(action.model, 0)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from controlplane.catalog.model import External, Model
 from controlplane.planning.view import FleetView, ModelHealth, ReplicaView
 from controlplane.planning.wanted import counts, stopped
+from controlplane.planning.words import IN_DOUBT
 from llmgw.wire.routing import ModelState
 
 SOON = 5
@@ -24,12 +25,13 @@ class Standing:
 
 
 def routable(view: FleetView, replica: ReplicaView) -> bool:
-    """Whether requests may be sent to a replica: ready, and its node not lost (REC-10)."""
+    """Whether requests may be sent to a replica: ready, and its node not lost, unless it
+    answers routers all the same (REC-10)."""
     leader = replica.shards.get(0)
     if replica.state != "ready" or replica.surplus or leader is None:
         return False
     node = view.nodes.get(leader.node_id)
-    return node is not None and node.status != "lost"
+    return node is not None and (node.status != "lost" or replica.spared)
 
 
 def standing(view: FleetView, model: Model, replicas: Sequence[ReplicaView]) -> Standing:
@@ -67,12 +69,17 @@ def standing(view: FleetView, model: Model, replicas: Sequence[ReplicaView]) -> 
         return Standing("loading", words, SOON)
     if view.settling.active:
         return Standing("loading", "the control plane has just started and waits for its nodes", SOON)
+    if served := view.vouched.get(name):
+        words = f"model {name} is served by {served} of its replicas on nodes that are out of sight, routers say"
+        return Standing("loading", words, SOON)
     if model.scaling.mode == "on-demand":
         return Standing("unplaceable", f"model {name} is on demand (min 0) and nothing has loaded it", LATER)
     if health.backoff_until is not None:
         pause = health.backoff_until - (health.last_error_at or health.backoff_until)
         words = f"model {name} failed ({health.failures} in a row) and is tried again soon; {_last(health)}"
         return Standing("loading", words, max(SOON, round(pause)))
+    if view.lease.doubtful:
+        return Standing("unplaceable", f"model {name} is not placed now: {IN_DOUBT}", LATER)
     if health.refusal is not None:
         return Standing("unplaceable", f"model {name} cannot be placed: {health.refusal.message}", LATER)
     return Standing("loading", f"model {name} is about to be placed", SOON)

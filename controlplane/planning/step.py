@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from controlplane.catalog.model import Model
 from controlplane.planning.candidates import Candidates
 from controlplane.planning.overlay import Overlay
-from controlplane.planning.placement import Choice, Spot, choose
+from controlplane.planning.placement import Choice, Spot, Spread, choose
 from controlplane.planning.plan import Drain, Place, Plan, RestartPart, ShardPlace, Stop
 from controlplane.planning.policy import LoopSettings
 from controlplane.planning.view import FleetView, ModelHealth, ReplicaView, Restart
@@ -48,9 +48,11 @@ class Step:
         for replica in group:
             if replica.surplus and not replica.unwanted:
                 self._end(replica, replica.surplus)
-        counted = [replica for replica in group if counts(replica)]
-        leaving = [replica for replica in counted if profile_left(self.view, replica)]
-        staying = [replica for replica in counted if replica not in leaving]
+        leaving: list[ReplicaView] = []
+        staying: list[ReplicaView] = []
+        for replica in group:
+            if counts(replica):
+                (leaving if profile_left(self.view, replica) else staying).append(replica)
         excess = max(len(staying) - want.upper, 0)
         if excess:
             ranked = sorted(staying, key=self._expendable)
@@ -156,35 +158,38 @@ class Step:
         return old is not None and in_session(self.view, old)
 
     def _may_place(self, health: ModelHealth) -> bool:
-        if self.view.settling.active or health.parked or self.failing:
-            return False
-        return health.backoff_until is None or health.backoff_until <= self.now
+        return not self.failing and may_place(self.view, health, self.now)
 
     def _choose(
-        self, model: Model, overlay: Overlay, leaving: ReplicaView | None = None
+        self, model: Model, overlay: Overlay, *, leaving: ReplicaView | None = None, spread: Spread | None = None
     ) -> Generator[None, None, Choice]:
-        return choose(self.view, overlay, self.candidates, model, work=self.work, now=self.now, leaving=leaving)
+        return choose(
+            self.view, overlay, self.candidates, model, work=self.work, now=self.now, leaving=leaving, spread=spread
+        )
 
     def _place(self, model: Model, missing: int, want: Wanted) -> Generator[None, None, int]:
         health = self.view.health.get(model.name)
         if health and health.refusal and health.refused_version == self.view.version:
             return 0  # nothing that could change the answer for the better has changed
+        spread: Spread | None = None
         for done in range(missing):
             if len(self.result.actions) >= self.settings.max_actions:
                 self.result.complete = False
                 return done
-            choice = yield from self._choose(model, self.overlay)
+            choice = yield from self._choose(model, self.overlay, spread=spread)
             if choice.spot is None:
                 self.result.refused[model.name] = choice.refusal(KEPT_VERDICTS)
                 return done
             self._add(model, choice.spot, choice, want.reason)
+            spread = choice.spread
+            spread.add(choice.spot.node.id, choice.spot.node)
             if self.work.spent():
                 yield
         self.result.fits.add(model.name)
         return missing
 
     def _add(self, model: Model, spot: Spot, choice: Choice, why: str, replaces: str | None = None) -> None:
-        replica_id = self._new_id(model.name)
+        replica_id = new_id(self.view, self.overlay, self.rng, model.name)
         spec = shard_spec(model, spot, replica_id)
         self.overlay.add(replica_id, spot.node.id, spec)
         self.result.actions.append(
@@ -201,12 +206,20 @@ class Step:
             )
         )
 
-    def _new_id(self, model: str) -> str:
-        """An id nobody has (REC-01)."""
-        while True:
-            candidate = f"{model}-{self.rng.getrandbits(32):08x}"
-            if candidate not in self.overlay.ids and candidate not in self.view.replicas:
-                return candidate
+
+def may_place(view: FleetView, health: ModelHealth, now: float) -> bool:
+    """Whether a replica of a model of this health may be placed at all now."""
+    if view.settling.active or health.parked:
+        return False
+    return health.backoff_until is None or health.backoff_until <= now
+
+
+def new_id(view: FleetView, overlay: Overlay, rng: random.Random, model: str) -> str:
+    """A replica id nobody has (REC-01)."""
+    while True:
+        candidate = f"{model}-{rng.getrandbits(32):08x}"
+        if candidate not in overlay.ids and candidate not in view.replicas:
+            return candidate
 
 
 def shard_spec(model: Model, spot: Spot, replica_id: str) -> ShardSpec:

@@ -5,9 +5,10 @@ the loop's monotonic seconds. ``None`` is unknown. Only the writer changes a vie
 planning works on an ``Overlay`` over it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from math import inf
+from typing import Any, Literal
 
 from controlplane.catalog.model import Catalog
 from controlplane.events import Cordon, ServingSet
@@ -114,8 +115,8 @@ class Restart:
 
 @dataclass(slots=True)
 class ReplicaView:
-    """One replica. ``reason`` is why it is in its state, in words. ``stale`` is
-    ``None`` if its fingerprint is unknown (CAT-08)."""
+    """One replica. ``reason`` is why it is in its state, in words. ``stale``: it would be
+    started otherwise now (CAT-08, SEC-08); ``None`` if its fingerprint is unknown."""
 
     id: str
     model: str
@@ -138,11 +139,80 @@ class ReplicaView:
     stop_committed: bool = False
     """That decision is durable: the stop is sent, again after each reconnect."""
     restarting: Restart | None = None
+    spared: bool = False
+    """Its node is lost, but its endpoint answered a router of late (REC-10): it serves on."""
+    heals: str | None = None
+    """The failed replica in whose stead it was placed on the same node while the lease was
+    in doubt (HA-01): it may be started even then."""
+    healed: bool = False
+    """It failed, and another was placed in its stead that way: once only."""
 
     @property
     def restart(self) -> str | None:
         """How far a restart is that people asked for: ``queued``, ``replacing``, ``in place``."""
         return self.restarting.state if self.restarting else None
+
+
+class Replicas(dict[str, ReplicaView]):
+    """The replicas by id. Those of a model or of a node are found without a look at all the
+    others: in a fleet of thousands of nodes each registration asks for those of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._of_model: dict[str, dict[str, ReplicaView]] = {}
+        self._on_node: dict[str, dict[str, ReplicaView]] = {}
+
+    def of_model(self, model: str) -> list[ReplicaView]:
+        """All of a model's, in any state, in the order in which they came."""
+        return list(self._of_model.get(model, {}).values())
+
+    def on_node(self, node_id: str) -> list[ReplicaView]:
+        """Those with a shard on the node, dead or alive."""
+        return list(self._on_node.get(node_id, {}).values())
+
+    def on_nodes(self, node_ids: Iterable[str]) -> list[ReplicaView]:
+        """Those with a shard on any of the nodes, each once."""
+        found = {replica.id: replica for node_id in node_ids for replica in self.on_node(node_id)}
+        return list(found.values())
+
+    def nodes(self) -> list[str]:
+        """The nodes with a shard of any replica, dead or alive."""
+        return list(self._on_node)
+
+    def join(self, replica: ReplicaView, shard: ShardView) -> None:
+        """Another shard of a replica that is here already."""
+        replica.shards[shard.spec.rank] = shard
+        self._on_node.setdefault(shard.node_id, {})[replica.id] = replica
+
+    def __setitem__(self, replica_id: str, replica: ReplicaView) -> None:
+        if replica_id in self:
+            self._forget(self[replica_id])
+        super().__setitem__(replica_id, replica)
+        self._of_model.setdefault(replica.model, {})[replica_id] = replica
+        for shard in replica.shards.values():
+            self._on_node.setdefault(shard.node_id, {})[replica_id] = replica
+
+    def __delitem__(self, replica_id: str) -> None:
+        self._forget(self[replica_id])
+        super().__delitem__(replica_id)
+
+    def pop(self, replica_id: str, *default: Any) -> Any:
+        """See ``dict``."""
+        if replica_id in self:
+            self._forget(self[replica_id])
+        return super().pop(replica_id, *default)
+
+    def _forget(self, replica: ReplicaView) -> None:
+        _drop(self._of_model, replica.model, replica.id)
+        for node_id in {shard.node_id for shard in replica.shards.values()}:
+            _drop(self._on_node, node_id, replica.id)
+
+
+def _drop(index: dict[str, dict[str, ReplicaView]], key: str, replica_id: str) -> None:
+    among = index.get(key, {})
+    among.pop(replica_id, None)
+    if not among:
+        index.pop(key, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +268,27 @@ class ModelHealth:
     """Nodes on which it failed in this row of failures, and when."""
 
 
+@dataclass(frozen=True, slots=True)
+class MassLoss:
+    """So many nodes went silent together that nothing is declared lost (REC-11): those that
+    have not come back, and when that was seen."""
+
+    since: float
+    nodes: frozenset[str]
+
+
+@dataclass(slots=True)
+class Lease:
+    """Whether we lead beyond doubt (HA-01): before ``until``, by the loop's clock.
+    ``doubtful`` is that as the loop saw it last, ``since`` when it began to; ``doubted``
+    whether it ever changed."""
+
+    until: float
+    doubtful: bool
+    since: float = 0.0
+    doubted: bool = False
+
+
 @dataclass(slots=True)
 class Settling:
     """The wait after start during which nothing is placed (REC-24)."""
@@ -218,9 +309,19 @@ class FleetView:
     nodes_version: int = 0
     """Rises with each change that may concern a node, or which nodes there are."""
     nodes: dict[str, NodeView] = field(default_factory=dict)
-    replicas: dict[str, ReplicaView] = field(default_factory=dict)
+    replicas: Replicas = field(default_factory=Replicas)
     health: dict[str, ModelHealth] = field(default_factory=dict)
     settling: Settling = field(default_factory=Settling)
+    mass_loss: MassLoss | None = None
+    late_losses: tuple[str, ...] = ()
+    """Nodes that are silent for so long that they would be lost, if the limit on
+    declarations allowed (REC-10)."""
+    nodes_lost: int = 0
+    """How many nodes were declared lost in this term."""
+    vouched: dict[str, int] = field(default_factory=dict)
+    """Replicas by model that routers are served by and no node in session has told of:
+    they are on nodes that are out of sight, and are not rebuilt (REC-10)."""
+    lease: Lease = field(default_factory=lambda: Lease(until=inf, doubtful=False))
     holds: Mapping[str, Cordon] = field(default_factory=dict)
     """Domains (``LABEL=VALUE``) in which people want nothing new (PLC-15)."""
     serving: ServingSet = field(default_factory=lambda: ServingSet(stopped=False))
@@ -228,8 +329,15 @@ class FleetView:
     provider_keys: Mapping[str, str] = field(default_factory=dict)
     """Key files of external models that were read: what is wrong with them in words, or
     "" (CAT-10). A file that is not here has not been read yet."""
+    key_generation: str = ""
+    """The generation of engine keys that starts get (SEC-08); "" = there is none."""
     in_place: dict[str, str] = field(default_factory=dict)
     """Models with a replica that is restarted in its place, and its id: what it frees is theirs first."""
+
+    @property
+    def partial(self) -> bool:
+        """Whether endpoints that routers know may be missing here (REC-25)."""
+        return self.settling.active or bool(self.vouched)
 
     def held(self, node: NodeView) -> Holds:
         """The held domains that a node is in, each with who holds it and why."""

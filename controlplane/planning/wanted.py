@@ -39,8 +39,10 @@ def wanted(view: FleetView, name: str) -> Wanted:
 
 
 def lacking(view: FleetView, name: str, want: Wanted, have: int) -> int:
-    """How many replicas a model lacks that has ``have``. One that went to be restarted in
+    """How many replicas a model lacks that has ``have``. Those on nodes that are out of
+    sight, for which routers vouch, are there too (REC-10). One that went to be restarted in
     its place is missing also where none is wanted at least."""
+    have += view.vouched.get(name, 0)
     missing = max(want.lower - have, 0)
     return max(missing, 1) if name in view.in_place and have < want.upper else missing
 
@@ -63,4 +65,4 @@ def counts(replica: ReplicaView) -> bool:
 def profile_left(view: FleetView, replica: ReplicaView) -> bool:
     """Whether the model is still in the catalog but without the replica's profile (CAT-07)."""
     model = view.catalog.models.get(replica.model)
-    return model is not None and all(profile.name != replica.profile for profile in model.profiles)
+    return model is not None and replica.profile not in [profile.name for profile in model.profiles]

@@ -4,6 +4,12 @@ from collections.abc import Iterable
 
 GIB = 1024**3
 
+IN_DOUBT = (
+    "the store has not renewed this control plane's lease: until it does, nothing is placed, scaled or stopped; what "
+    "failed starts again where it was"
+)
+"""What a lease in doubt means, as people are told it (HA-01)."""
+
 
 def gb(size: float) -> str:
     """Bytes as GB of 2**30, with one decimal: ``15.0``."""

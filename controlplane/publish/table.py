@@ -1,7 +1,9 @@
 """The route table: routes of the loop + API keys, encoded once, with a generation.
 
 Routers wait on it by generation (RTR-03). The generation is ``boot-number``: the
-number rises with the content, and ``boot`` differs between control plane processes.
+number rises with the content, and ``boot`` differs between terms, of one control plane
+process and of several. The table bears the leader's epoch and id, by which a router tells
+a leader from one that was replaced (HA-01).
 """
 
 from collections.abc import Iterable, Mapping
@@ -38,10 +40,13 @@ class Publisher:
         settling: bool,
         aliases: tuple[RoutedAlias, ...] = (),
         key_files: Mapping[str, str] | None = None,
+        *,
+        epoch: int = 0,
+        leader: str = "",
     ) -> None:
         """New routes from the loop. ``key_files`` are the files with the keys of external
         endpoints, by the endpoint's id (CAT-10)."""
-        routes = PublishRoutes(models, settling, aliases, key_files or {})
+        routes = PublishRoutes(models, settling, aliases, key_files or {}, epoch, leader)
         if self._routes != routes:
             self._routes = routes
             self._by_name = {alias: model for model in routes.models for alias in model.aliases}
@@ -90,6 +95,8 @@ class Publisher:
         body = encode(
             RouteTable(
                 generation=generation,
+                epoch=routes.epoch,
+                leader=routes.leader,
                 settling=routes.settling,
                 models=models,
                 keys=self._keys,

@@ -1,7 +1,7 @@
 """The catalog in force: what the files say and what was added live, validated as one and
 replaced as a whole (CAT-06)."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
@@ -17,7 +17,8 @@ from controlplane.catalog.model import Catalog
 from controlplane.events import CatalogChanged
 from controlplane.inbox import Inbox
 from controlplane.offhub import off_hub
-from controlplane.services.errors import Refused, busy, invalid
+from controlplane.planning.words import IN_DOUBT
+from controlplane.services.errors import Refused, busy, invalid, store_unavailable
 from controlplane.store.port import StoredModel
 from llmgw.runtime.clock import Clock
 from llmgw.runtime.logs import Logger
@@ -39,7 +40,9 @@ class CatalogService:
     """Replaces the catalog; one that has faults is refused and the old one stays.
 
     ``refusal`` is what was wrong with the last files that were refused, until some are
-    taken. ``stored`` are the models of the store, by name, as the catalog has them.
+    taken. ``stored`` are the models of the store, by name, as the catalog has them. While
+    ``sure`` says that the lease is in doubt, no other files come into force (HA-01): whoever
+    leads by now may have read them otherwise, and routers may still take our table.
     """
 
     def __init__(
@@ -52,7 +55,9 @@ class CatalogService:
         catalog: Catalog,
         inbox: Inbox,
         clock: Clock,
+        sure: Callable[[], bool] = lambda: True,
     ) -> None:
+        self._sure = sure
         self._path = path
         self._files = files
         self._allowed = tuple(allowed)
@@ -67,6 +72,11 @@ class CatalogService:
         self.refusal: SettingsError | None = None
 
     # ------------------------------------------------------------ reads
+
+    @property
+    def files(self) -> Files:
+        """What the files hold, as it was last valid."""
+        return self._files
 
     def definition(self, name: str) -> Definition | None:
         """What a person wrote under a model's name, in a file or live."""
@@ -114,6 +124,8 @@ class CatalogService:
                 self.refusal = error
                 log.error("the catalog was refused, the one in use stays", actor=actor, faults=error)
                 raise _refused(error, error.faults) from error
+            if not self._sure():  # now, not before the files were read: the process may have slept
+                raise store_unavailable(IN_DOUBT)
             if not self._inbox.offer(CatalogChanged(catalog)):
                 raise busy()
             self._files = files

@@ -13,11 +13,15 @@ from controlplane.services.cluster_settings import ClusterSettings
 from controlplane.services.events import EventService
 from controlplane.services.fleet import Fleet, Plain
 from controlplane.services.holds import Holds
+from controlplane.services.identities import Identities
+from controlplane.services.joining import Joining
 from controlplane.services.keys import Keys
 from controlplane.services.labels import Labels
+from controlplane.services.losses import Losses
 from controlplane.services.models import Models
 from controlplane.services.people import People
 from controlplane.services.scopes import Scopes
+from controlplane.services.secrets import Secrets
 from controlplane.services.status import Status
 from controlplane.services.usage import UsageService
 from controlplane.settings import SETTINGS
@@ -27,7 +31,7 @@ from llmgw.runtime.settings import REQUIRED, Loaded
 
 @dataclass(frozen=True)
 class Services:
-    """What views may use. ``metrics`` renders the Prometheus text."""
+    """What views may use. ``metrics`` renders the Prometheus text, in parts."""
 
     fleet: Fleet
     status: Status
@@ -35,7 +39,7 @@ class Services:
     catalog: CatalogService
     journal: Journal
     settings: Loaded
-    metrics: Callable[[], bytes]
+    metrics: Callable[[], list[bytes]]
     auth: Authenticator
     people: People
     changes: Changes
@@ -44,7 +48,11 @@ class Services:
     models: Models
     cluster: ClusterSettings
     scopes: Scopes
+    secrets: Secrets
+    identities: Identities
+    joining: Joining
     labels: Labels
+    losses: Losses
     holds: Holds
     audit: Audit
     usage: UsageService

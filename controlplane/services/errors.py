@@ -50,6 +50,6 @@ def busy() -> Refused:
     return Refused("busy", "the control plane is too busy: try again later", status=503, retry_after=2)
 
 
-def store_unavailable(error: Exception) -> Refused:
+def store_unavailable(error: Exception | str) -> Refused:
     """The store did not take the change."""
     return Refused("store_unavailable", str(error), status=503, retry_after=5)

@@ -31,6 +31,9 @@ from llmgw.wire.messages import Measurements
 FRESH = 60.0
 """Older measurements are left out rather than repeated (AGT-02)."""
 
+UNMEASURED = Measurements()
+"""Of a node of which nothing is known now."""
+
 MAX_AUDITED = 500
 """Most replicas that the audit names of one restart."""
 
@@ -122,22 +125,16 @@ class Fleet:
 
     def nodes(self, ids: Iterable[str]) -> Iterator[Plain]:
         """These nodes as they are when they are asked for; those that went are left out."""
-        view, claims, replicas = self._view(), self.claims(), self._replicas_by_node()
+        view, claims = self._view(), self.claims()
         for node_id in ids:
             node = view.nodes.get(node_id)
             if node is not None:
-                yield self._node(view, node, claims, replicas.get(node_id, []))
+                yield self._node(view, node, claims)
 
     def node(self, node_id: str) -> Plain:
         """One node. Raises ``Refused``."""
         view = self._view()
-        node = self._known_node(node_id)
-        here = [
-            replica.id
-            for replica in view.replicas.values()
-            if any(shard.live and shard.node_id == node_id for shard in replica.shards.values())
-        ]
-        return self._node(view, node, self.claims(), here)
+        return self._node(view, self._known_node(node_id), self.claims())
 
     def inside(self, label: str, value: str) -> list[str]:
         """Ids of the nodes that have a label with this value."""
@@ -179,21 +176,18 @@ class Fleet:
             raise not_found("node", node_id, did_you_mean(node_id, nodes))
         return nodes[node_id]
 
-    def _replicas_by_node(self) -> dict[str, list[str]]:
-        found: dict[str, list[str]] = {}
-        for replica in self._view().replicas.values():
-            for shard in replica.shards.values():
-                if shard.live:
-                    found.setdefault(shard.node_id, []).append(replica.id)
-        return found
-
     def measurements(self, node: NodeView, now: float) -> Measurements:
         """A node's measurements if they are fresh, else all unknown."""
         fresh = node.measured_at is not None and now - node.measured_at <= FRESH
-        return node.measurements if fresh and node.measurements is not None else Measurements()
+        return node.measurements if fresh and node.measurements is not None else UNMEASURED
 
-    def _node(self, view: FleetView, node: NodeView, claims: Overlay, replicas: list[str]) -> Plain:
+    def _node(self, view: FleetView, node: NodeView, claims: Overlay) -> Plain:
         now = self._clock.monotonic()
+        replicas = [
+            replica.id
+            for replica in view.replicas.on_node(node.id)
+            if any(shard.live and shard.node_id == node.id for shard in replica.shards.values())
+        ]
         measured = self.measurements(node, now)
         return shown.node(view, node, claims=claims.on(node.id), measured=measured, replicas=replicas, now=now)
 
@@ -207,18 +201,18 @@ class Fleet:
         model that does not exist."""
         view = self._view()
         name = self._replicated(principal, model) if model is not None else None
+        among = view.replicas.values() if name is None else view.replicas.of_model(name)
         return sorted(
             replica.id
-            for replica in view.replicas.values()
-            if (name is None or replica.model == name)
-            and (state is None or replica.state == state)
+            for replica in among
+            if (state is None or replica.state == state)
             and (node is None or any(shard.node_id == node for shard in replica.shards.values()))
             and principal.sees(self._owner(replica))
         )
 
     def _replicated(self, principal: Principal, model: str) -> str:
         """The name of a model of the catalog, or of one that only has replicas left."""
-        if any(row.model == model and principal.sees(self._owner(row)) for row in self._view().replicas.values()):
+        if any(principal.sees(self._owner(row)) for row in self._view().replicas.of_model(model)):
             return model
         return self.known_model(principal, model).name
 
@@ -261,7 +255,7 @@ class Fleet:
             model = self.known_model(principal, which.model)
             if not principal.reaches(model.owner):
                 raise Refused("forbidden", f"{principal.user} does not own the model {model.name}", status=403)
-            found = [row for row in view.replicas.values() if row.model == model.name]
+            found = view.replicas.of_model(model.name)
         else:
             found = [row for row in view.replicas.values() if which.all or row.stale]
         return [row for row in found if _stays(row) and principal.reaches(self._owner(row))]
@@ -306,25 +300,22 @@ class Fleet:
             if node is not None
             for use in self.measurements(node, now).shards
         }
-        return shown.replica(replica, uses, now, rejected=rejected)
+        return shown.replica(self._view(), replica, uses, now, rejected=rejected)
 
     # ------------------------------------------------------------ models
 
     def models(self, names: Iterable[str] | None = None) -> Iterator[Plain]:
         """Models of the catalog as they are now: these, or all by name."""
         view = self._view()
-        replicas: dict[str, list[ReplicaView]] = {}
-        for replica in view.replicas.values():
-            replicas.setdefault(replica.model, []).append(replica)
         for name in sorted(view.catalog.models) if names is None else names:
             model = view.catalog.models.get(name)
             if model is not None:
-                yield self.shown_model(model, replicas.get(name, []))
+                yield self.shown_model(model, view.replicas.of_model(name))
 
     def model(self, name: str) -> Plain:
         """One model of the catalog."""
-        model = self._view().catalog.models[name]
-        return self.shown_model(model, [row for row in self._view().replicas.values() if row.model == name])
+        view = self._view()
+        return self.shown_model(view.catalog.models[name], view.replicas.of_model(name))
 
     def state(self, name: str) -> str | None:
         """What routers are told of a model's state; ``None`` before they are told anything."""

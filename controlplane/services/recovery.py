@@ -7,7 +7,7 @@ import gevent
 
 from controlplane.services.errors import Refused
 from controlplane.store.access import StoreAccess
-from controlplane.store.port import StoreUnavailable, Transaction
+from controlplane.store.port import NotLeading, StoreUnavailable, Transaction
 from llmgw.runtime.logs import Logger
 
 log = Logger("llmgw.store")
@@ -22,13 +22,15 @@ def once_answered(store: StoreAccess, work: Callable[[Transaction], T], then: Ca
     """Run ``work`` as often as it takes, in the background; hand its result on.
 
     It goes through the writer, so that what it reads is read after every commit that had
-    begun.
+    begun. Once another control plane leads, what the store holds is for that one to know.
     """
 
     def attempt() -> None:
         while True:
             try:
                 result = store.write(work)
+            except NotLeading:
+                return
             except StoreUnavailable as error:
                 log.warning("the store does not answer yet", why=error)
                 gevent.sleep(PAUSE)

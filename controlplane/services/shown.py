@@ -6,6 +6,7 @@ from typing import Any
 
 from controlplane.catalog.model import Model, Profile
 from controlplane.events import Cordon
+from controlplane.fleet.generations import outdated
 from controlplane.planning.overlay import Claims
 from controlplane.planning.view import FleetView, ModelHealth, NodeView, Reason, ReplicaView, ShardView, Verdict
 from controlplane.planning.wanted import wanted
@@ -87,7 +88,7 @@ def cordon(found: Cordon | None) -> Plain | None:
     return {"reason": found.reason, "actor": found.actor, "at": found.at} if found else None
 
 
-def replica(found: ReplicaView, uses: Uses, now: float, *, rejected: bool = True) -> Plain:
+def replica(view: FleetView, found: ReplicaView, uses: Uses, now: float, *, rejected: bool = True) -> Plain:
     """One replica with its shards; ``rejected``: and the candidates turned down for it."""
     return {
         "id": found.id,
@@ -95,6 +96,7 @@ def replica(found: ReplicaView, uses: Uses, now: float, *, rejected: bool = True
         "profile": found.profile,
         "fingerprint": found.fingerprint,
         "stale": found.stale,
+        "stale_because": stale_because(view, found),
         "restart": found.restart,
         "restart_asked": found.restarting and found.restarting.asked,
         "replacement": found.restarting and found.restarting.replacement,
@@ -107,6 +109,13 @@ def replica(found: ReplicaView, uses: Uses, now: float, *, rejected: bool = True
             _shard(shard, uses.get((found.id, shard.spec.rank)), now) for _, shard in sorted(found.shards.items())
         ],
     }
+
+
+def stale_because(view: FleetView, found: ReplicaView) -> str | None:
+    """Why a replica would be started otherwise now (CAT-08, SEC-08)."""
+    if not found.stale:
+        return None
+    return outdated(view, found) or "its profile has changed since it was started"
 
 
 def model(

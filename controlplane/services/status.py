@@ -1,6 +1,6 @@
 """The state of the whole in one answer: problems first (CLI-02)."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from controlplane.journal import Journal
@@ -45,8 +45,8 @@ class Problem:
 
 class Status:
     """Sums the fleet up from the same state the other resources show, in slices: a large
-    fleet takes a while, in which the writer goes on. ``more`` are problems that others
-    know of."""
+    fleet takes a while, in which the writer goes on. ``lead`` tells who leads, ``more`` are
+    problems that others know of."""
 
     def __init__(
         self,
@@ -61,6 +61,7 @@ class Status:
         routers: Callable[[], Iterable[RouterSeen]],
         refusals: Callable[[], Mapping[str, tuple[float, str]]],
         journal: Journal,
+        lead: Callable[[], Plain],
         more: Sequence[Callable[[], Iterable[Problem]]] = (),
     ) -> None:
         self._identity = identity
@@ -73,6 +74,7 @@ class Status:
         self._routers = routers
         self._refusals = refusals
         self._journal = journal
+        self._lead = lead
         self._more = more
 
     def read(self) -> Plain:
@@ -93,13 +95,14 @@ class Status:
         counts = {"total": 0, "connected": 0, "reconnecting": 0, "unreachable": 0, "lost": 0, "cordoned": 0, "held": 0}
         capacity = Capacity(self._fleet.claims())
         of_nodes: list[Problem] = []
+        late = frozenset(view.late_losses)
         for node in in_slices(sorted(view.nodes.values(), key=lambda node: node.id), self._clock):
             counts["total"] += 1
             counts[node.shown] += 1
             counts["cordoned"] += node.cordon is not None
             counts["held"] += bool(view.held(node))
             capacity.add(node, self._fleet.measurements(node, now))
-            of_nodes += self._of_node(node)
+            of_nodes += self._of_node(node, late)
         problems = [
             *self._of_parts(view),
             *(problem for told in self._more for problem in told()),
@@ -111,8 +114,11 @@ class Status:
         return {
             "version": self._identity.version,
             "epoch": self._identity.epoch(),
+            "leader": self._lead(),
             "uptime_seconds": now - self._identity.started,
             "stopped": view.serving.stopped,
+            "mass_loss": view.mass_loss
+            and {"seconds": now - view.mass_loss.since, "nodes": sorted(view.mass_loss.nodes)},
             "settling": {
                 "active": view.settling.active,
                 "seconds": now - view.settling.started,
@@ -149,11 +155,12 @@ class Status:
             words = f"is away since {since} ({seconds(away)}): {self._store.failing}"
             yield Problem("store", "database", f"{words}; changes by people are refused until it answers")
         if not view.nodes:
-            yield Problem("nodes", "fleet", "no node is enrolled: add its token to fleet_tokens and send SIGHUP")
+            yield Problem("nodes", "fleet", "no node is enrolled: llmgw ctl nodes add NAME")
 
-    def _of_node(self, node: NodeView) -> Iterator[Problem]:
+    def _of_node(self, node: NodeView, late: Container[str]) -> Iterator[Problem]:
         if node.shown != "connected":
-            yield Problem("node", node.id, f"is {node.shown}{self._why_away(node)}")
+            waits = "; it is lost as soon as the limit on losses allows" if node.id in late else ""
+            yield Problem("node", node.id, f"is {node.shown}{self._why_away(node)}{waits}")
         for device in node.inventory.devices if node.inventory else ():
             if device.excluded:
                 name = f"{node.id} {device.index if device.index is not None else device.uuid}"
@@ -190,7 +197,8 @@ class Status:
         stale = {model["name"]: model["stale"] for model in models if model["stale"]}
         if stale:
             count = sum(stale.values())
-            words = f"{count} replica{'s run' if count != 1 else ' runs'} an older profile: llmgw ctl restart --stale"
+            run = "replicas run" if count != 1 else "replica runs"
+            words = f"{count} {run} an older profile or engine key: llmgw ctl restart --stale"
             yield Problem("stale", listing(sorted(stale), TOLD), words)
 
     def _of_routers(self, routers: list[Plain]) -> Iterator[Problem]:
@@ -200,7 +208,7 @@ class Status:
             yield Problem("routers", "none", f"{silent}: is one running, and does it reach routers.listen?")
 
     def _why_away(self, node: NodeView) -> str:
-        seen = "" if node.inventory else " (never seen)"
+        seen = "" if node.inventory else " (not heard since this control plane leads)"
         refused = self._refusals().get(node.id)
         if refused is None:
             return seen

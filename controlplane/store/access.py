@@ -17,7 +17,7 @@ from gevent import monkey
 from gevent.event import AsyncResult
 
 from controlplane.store.database import Database
-from controlplane.store.port import StoreUnavailable, Transaction
+from controlplane.store.port import NotLeading, StoreUnavailable, Transaction
 from llmgw.runtime.logs import Logger
 
 log = Logger("llmgw.store")
@@ -71,16 +71,25 @@ class StoreAccess(Protocol):
 
 class StoreThreads:
     """``StoreAccess`` over a database. ``writer`` and ``reader`` make the two connections,
-    each in its own thread.
+    each in its own thread; without a reader the writer reads too. ``guard`` is called at the
+    beginning of each writing transaction.
 
     ``failures`` counts calls that ended in ``StoreUnavailable``.
     """
 
-    def __init__(self, writer: Callable[[], Database], reader: Callable[[], Database], timeout: float = 5.0) -> None:
+    def __init__(
+        self,
+        writer: Callable[[], Database],
+        reader: Callable[[], Database] | None,
+        timeout: float = 5.0,
+        guard: Callable[[Transaction], None] | None = None,
+    ) -> None:
         self._timeout = timeout
+        self._guard = guard
         self._writer = _Thread(writer)
-        self._reader = _Thread(reader)
+        self._reader = self._writer if reader is None else _Thread(reader)
         self._probing: dict[_Thread, gevent.Greenlet[..., None]] = {}
+        self._closed = False
         self.failures = 0
 
     @property
@@ -97,12 +106,14 @@ class StoreThreads:
     @property
     def waiting(self) -> int:
         """Calls not finished yet."""
-        return self._writer.waiting + self._reader.waiting
+        return sum(thread.waiting for thread in {self._writer, self._reader})
 
     def start(self) -> "StoreThreads":
         """Open the store: the writer first, which makes and upgrades the tables. Raises
         ``StoreError``, or ``StoreUnavailable``: then another ``StoreThreads`` may succeed."""
         self._writer.start()
+        if self._reader is self._writer:
+            return self
         try:
             self._reader.start()
         except BaseException:
@@ -112,21 +123,27 @@ class StoreThreads:
 
     def write(self, work: Callable[[Transaction], T], timeout: float | None = None) -> T:
         """See ``StoreAccess``."""
-        return self._call(self._writer, work, timeout)
+        return self._call(self._writer, _guarded(work, self._guard), timeout)
 
     def read(self, work: Callable[[Transaction], T], timeout: float | None = None) -> T:
         """See ``StoreAccess``."""
         return self._call(self._reader, work, timeout)
 
     def close(self, timeout: float = 1.0) -> None:
-        """Finish what waits and let go of the database, within ``timeout`` seconds."""
+        """Finish what waits and let go of the database, within ``timeout`` seconds. Whoever
+        asks from now on is told that we lead no more."""
+        self._closed = True
         gevent.killall(list(self._probing.values()))
-        for ending in [gevent.spawn(thread.close, timeout) for thread in (self._writer, self._reader)]:
+        for ending in [gevent.spawn(thread.close, timeout) for thread in {self._writer, self._reader}]:
             ending.join()
 
     def _call(self, thread: "_Thread", work: Callable[[Transaction], T], timeout: float | None) -> T:
+        if self._closed:
+            raise NotLeading("this control plane lets go of its store: nothing was changed")
         try:
             result: T = thread.submit(work, self._timeout if timeout is None else timeout)
+        except NotLeading:
+            raise  # the store is well
         except StoreUnavailable as error:
             self.failures += 1
             thread.failed(error)
@@ -158,7 +175,20 @@ def _try_to_read(tx: Transaction) -> None:
 
 
 def _try_to_write(tx: Transaction) -> None:
-    tx.leadership.raise_epoch(0)  # which is taken long since: nothing changes
+    tx.leadership.probe()
+
+
+def _guarded(
+    work: Callable[[Transaction], T], guard: Callable[[Transaction], None] | None
+) -> Callable[[Transaction], T]:
+    if guard is None:
+        return work
+
+    def guarded(tx: Transaction) -> T:
+        guard(tx)
+        return work(tx)
+
+    return guarded
 
 
 class _Abandoned(Exception):

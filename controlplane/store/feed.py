@@ -7,7 +7,7 @@ commit and drop, the store must notice.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import gevent
 from gevent.event import AsyncResult, Event
@@ -133,12 +133,18 @@ class Appender:
                 result.set_exception(error)
 
 
-class Feeder:
-    """Feeds one source into the store. ``put`` writes records, in a transaction.
+def ignore(_result: object) -> None:
+    """Nobody wants to know."""
 
-    ``linger`` is how many seconds records gather before they are written. ``failing`` says
-    why the last try failed (empty once one succeeds), ``refused`` counts records that were
-    set aside because the store will never take them.
+
+class Feeder:
+    """Feeds one source into the store. ``put`` writes records, in a transaction; once that is
+    committed ``written`` hears what it returned.
+
+    ``linger`` is how many seconds records gather before they are written, ``pause`` how many
+    pass between two transactions. ``failing`` says why the last try failed (empty once one
+    succeeds), ``refused`` counts records that were set aside because the store will never
+    take them.
     """
 
     def __init__(
@@ -146,16 +152,22 @@ class Feeder:
         name: str,
         source: Source,
         store: StoreAccess,
-        put: Callable[[Transaction, Sequence[bytes]], None],
+        put: Callable[[Transaction, Sequence[bytes]], T],
         *,
+        written: Callable[[T], Any] = ignore,
         linger: float = 1.0,
+        pause: float = PAUSE,
         max_records: int = MAX_RECORDS,
     ) -> None:
         self._name = name
         self._source = source
-        self._store = store
-        self._put = put
+
+        def write(records: Sequence[bytes]) -> None:
+            written(store.write(lambda tx: put(tx, records)))
+
+        self._write_all = write
         self._linger = linger
+        self._pause = pause
         self._max_records = max_records
         self._wider = 1
         self._hurry = Event()
@@ -194,7 +206,7 @@ class Feeder:
             self._hurry.wait(self._linger)
             self._wake.clear()
             while self._step():
-                gevent.sleep(PAUSE)
+                gevent.sleep(self._pause)
             if not self._wake.is_set():
                 self._idle.set()
 
@@ -239,7 +251,7 @@ class Feeder:
 
     def _write(self, records: Sequence[bytes]) -> None:
         if records:
-            self._store.write(lambda tx: self._put(tx, records))
+            self._write_all(records)
 
     def _one_by_one(self, records: Sequence[bytes], error: Exception) -> None:
         """Only if the store takes another record is one that it refuses itself at fault."""

@@ -71,7 +71,7 @@ def writing(backend: Backend) -> Iterator[Connection]:
 @contextmanager
 def alone(exclusive: Backend) -> Iterator[None]:
     """Keeps every control plane out of a store. Raises ``StoreError`` while one uses it.
-    A PostgreSQL one must be ``exclusive``, and another object than what is worked with."""
+    A PostgreSQL one must lock exclusively, and another object than what is worked with."""
     with ExitStack() as stack:
         try:
             if isinstance(exclusive, Sqlite):
@@ -83,7 +83,7 @@ def alone(exclusive: Backend) -> Iterator[None]:
         except DBAPIError as error:
             raise StoreError(f"{exclusive.name}: {exclusive.failure(error).words}") from error
         except StoreError as error:  # the advice is for a second control plane
-            raise StoreError(re.sub(": stop that one, or give .*", ": stop it first", str(error))) from error
+            raise StoreError(re.sub(": stop that one, .*", ": stop it first", str(error))) from error
         yield
 
 

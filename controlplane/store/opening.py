@@ -11,7 +11,7 @@ from psycopg import conninfo
 
 from controlplane.store.access import StoreThreads
 from controlplane.store.database import Backend, Database
-from controlplane.store.port import StoreError
+from controlplane.store.port import StoreError, Transaction
 from controlplane.store.postgresql import Postgresql
 from controlplane.store.sqlite import Sqlite
 from llmgw.runtime.settings import SettingsError, read_secret
@@ -57,9 +57,9 @@ def backend_of(url: str, password_file: Path | None, default: Path, **more: Any)
     return Postgresql(url, password, **more)
 
 
-def threads(backend: Backend, timeout: float) -> StoreThreads:
-    """A writer and a reader on the database, not started yet."""
-    return StoreThreads(lambda: Database(backend), lambda: Database(backend, write=False), timeout)
+def threads(backend: Backend, timeout: float, guard: Callable[[Transaction], None] | None = None) -> StoreThreads:
+    """A writer and a reader on the database, not started yet. ``guard``: see ``StoreThreads``."""
+    return StoreThreads(lambda: Database(backend), lambda: Database(backend, write=False), timeout, guard)
 
 
 def _password(file: Path) -> str:

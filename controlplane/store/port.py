@@ -12,11 +12,12 @@ Moments are Unix time in seconds. ``None`` is unknown or absent. What people can
 a ``version`` that rises with each edit (API-04).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from controlplane.events import Cordon
+from controlplane.leadership.lease import Claim, Holder, Row
 
 T = TypeVar("T")
 
@@ -39,6 +40,11 @@ class StoreUnavailable(Exception):
         super().__init__(message)
         self.uncertain = uncertain
         self.lasting = lasting
+
+
+class NotLeading(StoreUnavailable):
+    """Another control plane holds the lease by now: what we would change is its to change.
+    Nothing was changed."""
 
 
 class Duplicate(Exception):
@@ -87,6 +93,24 @@ class ApiKey:
     revoked_at: float | None = None
     revoked_by: str | None = None
     version: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class StoredSecret:
+    """One generation of a secret of the control plane (SEC-08). ``number`` rises; ``mark`` is
+    random, since after a restore of an older store a number may come again."""
+
+    name: str
+    number: int
+    mark: str
+    value: bytes = field(repr=False)
+    created_at: float
+    created_by: str = ""
+
+    @property
+    def generation(self) -> str:
+        """What names it everywhere else."""
+        return f"{self.number}-{self.mark}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,6 +276,16 @@ class UsageOf:
 
 
 @dataclass(frozen=True, slots=True)
+class Counted:
+    """How many batches were ``new``, and how many that never came will not be counted any
+    more if they come (``given_up``): a process may have no more than ``MOST_GAPS`` gaps,
+    see ``queries.sequences``."""
+
+    new: int
+    given_up: int
+
+
+@dataclass(frozen=True, slots=True)
 class UsageRow:
     """Use summed over a period (TEN-06). ``uncounted`` requests had no token counts: their
     tokens are unknown, not zero."""
@@ -266,6 +300,46 @@ class UsageRow:
     completion_tokens: int
     cached_tokens: int
     uncounted: int
+
+
+@dataclass(frozen=True, slots=True)
+class Enrolled:
+    """A node or router that may speak to us, or might once (SEC-01, SEC-02).
+
+    Certificates that were issued at or before ``revoked_at`` are refused for ever, later
+    ones are good. ``removed_at``: it left the fleet and belongs to it again once it shows
+    such a later one (REC-13). ``serial``, ``issued_at`` and ``expires_at`` are its newest
+    certificate's; empty and ``None`` are not known.
+    """
+
+    kind: str
+    name: str
+    enrolled_at: float
+    enrolled_by: str
+    serial: str = ""
+    issued_at: float | None = None
+    expires_at: float | None = None
+    revoked_at: float | None = None
+    revoked_by: str | None = None
+    reason: str | None = None
+    removed_at: float | None = None
+    version: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class JoinToken:
+    """A token for one node or router to get its first certificate with, once (SEC-02):
+    its digest, never the token. ``used_from`` is the address of who used it."""
+
+    id: str
+    digest: str
+    kind: str
+    name: str
+    created_at: float
+    created_by: str
+    expires_at: float
+    used_at: float | None = None
+    used_from: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,22 +362,50 @@ class EventEntry:
 
 
 class Leadership(Protocol):
-    """Epochs (AGT-04)."""
+    """The lease and its epoch (HA-01, AGT-04); see ``leadership.lease``. Only the database's
+    clock is in the row, and it decides nothing."""
 
-    def take_epoch(self, floor: int = 0) -> int:
-        """The next epoch, above every one taken before and above ``floor``."""
+    def read(self) -> Row | None:
+        """The lease as it is; ``None`` if nobody ever had it."""
         ...
 
-    def raise_epoch(self, epoch: int) -> None:
-        """Keep in mind that epochs up to this one are taken."""
+    def claim(self, owner: str, claim: Claim, *, ttl: float, holder: Holder) -> Row:
+        """Take the lease or renew it, in one statement; the row as it is then. It is ours if
+        its owner is ``owner``."""
+        ...
+
+    def release(self, owner: str) -> None:
+        """Let go of the lease, if it is ``owner``'s: whoever comes next takes it at once."""
+        ...
+
+    def require(self, owner: str) -> None:
+        """Raise ``NotLeading`` unless the lease is ``owner``'s, so that what a transaction
+        changes was ours to change when it was committed."""
+        ...
+
+    def probe(self) -> None:
+        """Write nothing, in a way that only a database that can be written to takes."""
         ...
 
 
 class Secrets(Protocol):
-    """Secrets of the control plane itself."""
+    """Secrets of the control plane itself, in generations (SEC-08)."""
 
-    def get(self, name: str, candidate: bytes, now: float) -> bytes:
-        """The secret of that name; ``candidate`` becomes it if there is none yet (ENG-03)."""
+    def begin(self, first: StoredSecret) -> tuple[StoredSecret, ...]:
+        """Every generation of the secret of that name, oldest first; ``first`` becomes it if
+        there is none yet (ENG-03)."""
+        ...
+
+    def all(self, name: str) -> tuple[StoredSecret, ...]:
+        """Every generation of a secret, oldest first."""
+        ...
+
+    def add(self, secret: StoredSecret) -> None:
+        """Keep a new generation. Raises ``Duplicate`` if its number is taken."""
+        ...
+
+    def drop(self, name: str, generations: Collection[str]) -> None:
+        """Forget these generations, but never the newest."""
         ...
 
 
@@ -365,6 +467,55 @@ class People(Protocol):
 
     def revoke_token(self, token_id: str, now: float, actor: str) -> AdminToken | None:
         """Revoke a token and return it; ``None`` if there is no such token."""
+        ...
+
+
+class Identities(Protocol):
+    """Who may speak to us: nodes and routers, and tokens to become one."""
+
+    def all(self) -> tuple[Enrolled, ...]:
+        """Everyone, removed and revoked ones too, by kind and name."""
+        ...
+
+    def one(self, kind: str, name: str) -> Enrolled | None:
+        """One of them."""
+        ...
+
+    def named(self, kind: str, names: Collection[str]) -> tuple[Enrolled, ...]:
+        """Those of a kind with one of these names, at most a thousand, in any order."""
+        ...
+
+    def put(self, *enrolled: Enrolled) -> None:
+        """Add some, or replace those of that kind and name."""
+        ...
+
+    def tokens(self) -> tuple[JoinToken, ...]:
+        """Every join token that was not forgotten, oldest first."""
+        ...
+
+    def token(self, token_id: str) -> JoinToken | None:
+        """One join token."""
+        ...
+
+    def add_token(self, token: JoinToken) -> None:
+        """Keep a new join token."""
+        ...
+
+    def use_token(self, token_id: str, digest: str, now: float, used_from: str) -> JoinToken | None:
+        """Use a join token up, in one statement, and return it; ``None`` if there is none
+        with this digest that is unused and in force at ``now``."""
+        ...
+
+    def remove_token(self, token_id: str) -> JoinToken | None:
+        """Forget a join token; ``None`` if there is none."""
+        ...
+
+    def newest_token(self) -> float | None:
+        """When the newest join token was made; ``None`` if there is none."""
+        ...
+
+    def drop_tokens(self, before: float, limit: int) -> int:
+        """Forget at most ``limit`` join tokens made before then; how many went."""
         ...
 
 
@@ -431,8 +582,8 @@ class Intents(Protocol):
 class Audit(Protocol):
     """Who changed what."""
 
-    def add(self, entry: AuditEntry) -> None:
-        """Record a change, in the transaction that makes it."""
+    def add(self, *entries: AuditEntry) -> None:
+        """Record changes, in the transaction that makes them."""
         ...
 
     def page(
@@ -483,12 +634,12 @@ class Usage(Protocol):
 
     def add(self, source: str, boot: str, sequence: int, entries: Sequence[RequestEntry], *, log: bool) -> bool:
         """Count a batch of requests, and log them if ``log``. False, and nothing is done,
-        if this batch of that router process was counted before (STO-03): sequences rise."""
+        if this batch of that router process was counted before, in whatever order they
+        come (STO-03)."""
         ...
 
-    def add_all(self, batches: Sequence[UsageOf], *, log: bool) -> int:
-        """The same for several, which costs less than one after the other; how many were
-        new."""
+    def add_all(self, batches: Sequence[UsageOf], *, log: bool) -> Counted:
+        """The same for several, which costs less than one after the other."""
         ...
 
     def rows(
@@ -582,6 +733,7 @@ class Transaction(Protocol):
     keys: Keys
     scopes: Scopes
     people: People
+    identities: Identities
     models: Models
     settings: SettingsTable
     intents: Intents

@@ -11,7 +11,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 
 import psycopg
 from gevent import monkey
@@ -32,7 +32,8 @@ _socket = monkey.get_original("socket", "socket")
 _sleep = monkey.get_original("time", "sleep")  # in a native thread: its own sleep, no hub's
 
 LEADER_LOCK = 0x6C6C6D6777
-"""Advisory lock that a control plane holds while it uses the database."""
+"""Advisory lock that a control plane holds while it uses the database: alone, or shared by
+those that agree by the lease which of them leads (HA-01)."""
 
 SCHEMA_LOCK = LEADER_LOCK + 1
 """Advisory lock around an upgrade of the schema."""
@@ -52,7 +53,9 @@ DEFAULTS = {
 """What libpq is told unless the URL says otherwise: a server that went away without a word
 is noticed within 10 to 25 seconds."""
 
-LIMITS = {"lock_timeout": "2s", "idle_in_transaction_session_timeout": "60s"}
+LIMITS = {"lock_timeout": "2s", "idle_in_transaction_session_timeout": "10s"}
+"""What one that stands still in the middle of a transaction keeps from others, such as the rows
+of usage from the next leader, it keeps no longer than that."""
 ALIVE = {"tcp_keepalives_idle": "10", "tcp_keepalives_interval": "5", "tcp_keepalives_count": "3"}
 """What the server is told: a control plane that went away without a word holds its lock no
 longer than that."""
@@ -98,8 +101,8 @@ class Postgresql:
     """``database.Backend`` over one database of a server.
 
     ``url`` is libpq's, without a password; ``password`` reads it anew for each
-    connection. ``exclusive``: keep a second control plane out. ``back_up`` copies the
-    database aside before an upgrade from the revision it is given.
+    connection. ``lock``: how a writer holds the lock of control planes, if at all. ``back_up``
+    copies the database aside before an upgrade from the revision it is given.
     """
 
     def __init__(
@@ -107,13 +110,13 @@ class Postgresql:
         url: str,
         password: Callable[[], str] | None = None,
         *,
-        exclusive: bool = False,
+        lock: Literal["exclusive", "shared"] | None = None,
         back_up: Callable[[str], None] | None = None,
     ) -> None:
         self.url = url
         self._parameters = DEFAULTS | {k: str(v) for k, v in conninfo.conninfo_to_dict(url).items() if v is not None}
         self._password = password
-        self._exclusive = exclusive
+        self._lock = lock
         self._back_up = back_up
         self._led = False
         self.name = _name(self._parameters)
@@ -151,7 +154,7 @@ class Postgresql:
             raise StoreError(
                 f"{self.name}: its encoding is {encoding}: make the database with ENCODING 'UTF8' TEMPLATE template0"
             )
-        if write and self._exclusive:
+        if write and self._lock:
             self._lead(connection)
 
     def check(self) -> None:
@@ -224,20 +227,20 @@ class Postgresql:
         deadline = time.monotonic() + (0.0 if self._led else HANDOVER)
         while not self._try_lock(connection):
             if time.monotonic() >= deadline:
+                others = "alone (without ha)" if self._lock == "shared" else ""
                 words = (
-                    f"{self.name}: another control plane uses it ({self._holder(connection)}): stop that one, or give "
-                    "this one a database of its own"
+                    f"{self.name}: another control plane uses it{others and ' '}{others} ({self._holder(connection)}): "
+                    "stop that one, give this one a database of its own, or let both agree who leads (ha.enabled)"
                 )
                 raise StoreUnavailable(words) if self._led else StoreError(words)
             _sleep(0.1)
         self._led = True
 
-    @staticmethod
-    def _try_lock(connection: Connection) -> bool:
+    def _try_lock(self, connection: Connection) -> bool:
+        shared = "_shared" if self._lock == "shared" else ""
+        query = text(f"SELECT pg_try_advisory_lock{shared}(:key)")
         with connection.begin():
-            return bool(
-                connection.execute(text("SELECT pg_try_advisory_lock(:key)"), {"key": LEADER_LOCK}).scalar_one()
-            )
+            return bool(connection.execute(query, {"key": LEADER_LOCK}).scalar_one())
 
     @staticmethod
     def _holder(connection: Connection) -> str:

@@ -3,7 +3,10 @@
 import contextlib
 import os
 import sqlite3
+from collections.abc import Mapping
 from dataclasses import dataclass
+
+from sqlalchemy import Connection
 
 from controlplane.store import schema
 from controlplane.store.database import Backend, Database
@@ -23,6 +26,7 @@ from controlplane.store.port import StoreError
 from controlplane.store.queries import Queries
 from controlplane.store.queries.sql import Sql
 from controlplane.store.sqlite import Sqlite
+from controlplane.store.tables import join_tokens
 from llmgw.runtime.files import sync_directory
 
 
@@ -45,11 +49,23 @@ def revived(target: Backend, content: Sqlite) -> tuple[Revived, ...] | None:
     then = _rights(content)
     if now is None or then is None:
         return None
-    return tuple(right for right in then if right not in now)
+    certificates = [
+        Revived("certificate", f"{kind}/{name}", name)
+        for (kind, name), moment in now.revoked.items()
+        if then.revoked.get((kind, name), 0.0) < moment
+    ]
+    return (*(right for right in then.valid if right not in now.valid), *certificates)
 
 
-def _rights(store: Backend) -> tuple[Revived, ...] | None:
-    """Keys, tokens and users that are valid."""
+@dataclass(frozen=True, slots=True)
+class _Rights:
+    """Keys, tokens and users that are valid, and until when certificates are not."""
+
+    valid: tuple[Revived, ...]
+    revoked: Mapping[tuple[str, str], float]
+
+
+def _rights(store: Backend) -> _Rights | None:
     with reading(store) as connection:
         if schema.current(connection) != schema.head():
             return None
@@ -61,7 +77,10 @@ def _rights(store: Backend) -> tuple[Revived, ...] | None:
             for token in found.people.tokens()
             if token.revoked_at is None and token.user in users
         ]
-    return (*keys, *(Revived("user", name, name) for name in sorted(users)), *tokens)
+        revoked = {
+            (each.kind, each.name): each.revoked_at for each in found.identities.all() if each.revoked_at is not None
+        }
+    return _Rights((*keys, *(Revived("user", name, name) for name in sorted(users)), *tokens), revoked)
 
 
 def replace(target: Backend, content: Sqlite, progress: Progress = nothing) -> int:
@@ -80,6 +99,7 @@ def _replace_file(target: Sqlite, content: Sqlite) -> int:
     with writing(content) as connection:
         floor = max(epoch(connection), _old_epoch(target)) + EPOCHS_SPARED
         set_epoch(connection, floor)
+        _forget_tokens(connection)
     try:
         _fold(content)
         if target.file.exists():
@@ -117,4 +137,10 @@ def _replace_rows(target: Backend, content: Sqlite, progress: Progress) -> int:
         clear(connection)
         copy(source, connection, progress)
         set_epoch(connection, floor)
+        _forget_tokens(connection)
     return floor
+
+
+def _forget_tokens(connection: Connection) -> None:
+    """A join token that was used after the backup must not be good once more (SEC-02)."""
+    connection.execute(join_tokens.delete())

@@ -28,6 +28,9 @@ BATCH = 2000
 IDEMPOTENCY = 86_400.0
 """Seconds for which a repeated Idempotency-Key is recognised."""
 
+JOIN_TOKENS = 86_400.0
+"""Seconds for which a join token is shown, used or not."""
+
 EVERY = 600.0
 """Seconds between two rounds."""
 
@@ -98,6 +101,12 @@ KINDS = (
         lambda _: IDEMPOTENCY,
         lambda tx, before, most: tx.idempotency.drop_before(before, most),
         lambda tx: tx.idempotency.newest(),
+    ),
+    _Kind(
+        "join tokens",
+        lambda _: JOIN_TOKENS,
+        lambda tx, before, most: tx.identities.drop_tokens(before, most),
+        lambda tx: tx.identities.newest_token(),
     ),
 )
 

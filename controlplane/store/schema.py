@@ -4,6 +4,7 @@ The steps are in the ``migrations`` package, which imports nothing of ours and i
 found wherever it is installed.
 """
 
+import functools
 import importlib.util
 from pathlib import Path
 from typing import Any, Protocol
@@ -38,8 +39,10 @@ def configuration(connection: Connection | None = None, **attributes: Any) -> Co
     return config
 
 
+@functools.cache
 def head() -> str:
-    """The newest step this program knows."""
+    """The newest step this program knows. Looked up once: what an upgrade has put on disk since
+    is not this process's schema."""
     newest = ScriptDirectory.from_config(configuration()).get_current_head()
     if newest is None:
         raise StoreError("the package 'migrations' holds no steps: install llmgw again")

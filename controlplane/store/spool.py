@@ -57,7 +57,8 @@ class Chunk:
 
 
 class Spool:
-    """The log in ``directory``, of at most ``max_bytes``.
+    """The log in ``directory``, of at most ``max_bytes``. One at a time uses it, from ``open``
+    to ``close``.
 
     ``damaged`` counts lines that were left out since the start.
     """
@@ -94,7 +95,8 @@ class Spool:
         return self
 
     def close(self) -> None:
-        """Let go of the files."""
+        """Let go of the files, once what goes on is done: whoever comes late, such as a thread
+        whose greenlet ended long ago, changes nothing from then on."""
         with self._lock:
             self._close_segment()
             if self._position is not None:
@@ -108,6 +110,8 @@ class Spool:
         """
         data = b"".join(map(_line, records))
         with self._lock:
+            if self._position is None:
+                raise SpoolFull(f"{self._directory} was closed")
             if self.bytes_waiting + len(data) > self._max_bytes:
                 raise SpoolFull(f"{self.bytes_waiting} of {self._max_bytes} bytes wait in {self._directory} already")
             number, descriptor = self._open_segment()
@@ -153,6 +157,8 @@ class Spool:
     def drop(self, end: Position) -> None:
         """Forget the records before ``end``: the store has them. Raises ``OSError``."""
         with self._lock:
+            if self._position is None:
+                return  # whoever opens it next hands them over again, which the store notices
             self._head = end
             last = max(self._sizes, default=0)
             if end.segment == last and end.offset == self._sizes[last] >= self._segment_bytes:
@@ -160,9 +166,8 @@ class Spool:
                 self._sizes[last + 1] = 0
                 self._head = Position(last + 1, 0)
             self._forget(self._head.segment)
-            if self._position is not None:
-                # Not synced: after a power cut records are handed over again, which whoever gets them notices.
-                os.pwrite(self._position, position_text(self._head), 0)
+            # Not synced: after a power cut records are handed over again, which whoever gets them notices.
+            os.pwrite(self._position, position_text(self._head), 0)
 
     def set_aside(self, record: bytes) -> None:
         """Keep a record, which the store will never take, for people to look at."""

@@ -80,8 +80,11 @@ secrets = Table(
     "secrets",
     metadata,
     _text("name", 100, primary_key=True),
+    Column("number", Integer, primary_key=True, autoincrement=False),
+    _text("mark", 16),
     Column("value", LargeBinary, nullable=False),
     _moment("created_at"),
+    _text("created_by", 400),
 )
 
 node_intents = Table(
@@ -99,6 +102,11 @@ leadership = Table(
     metadata,
     Column("id", Integer, primary_key=True, autoincrement=False),
     Column("epoch", BigInteger, nullable=False),
+    _text("owner", 64, server_default=""),
+    Column("renewals", BigInteger, nullable=False, server_default="0"),
+    Column("ttl", Float(53), nullable=False, server_default="0"),
+    _json("holder"),
+    _moment_or_never("renewed_at"),
     CheckConstraint("id = 1", name="leadership_single_row"),
 )
 
@@ -152,6 +160,37 @@ admin_tokens = Table(
     _moment_or_never("expires_at"),
     _moment_or_never("revoked_at"),
     _maybe("revoked_by"),
+)
+
+identities = Table(
+    "identities",
+    metadata,
+    _text("kind", 32, primary_key=True),
+    _text("name", 253, primary_key=True),
+    _moment("enrolled_at"),
+    _text("enrolled_by", 400),
+    _text("serial", 64, server_default=""),
+    _moment_or_never("issued_at"),
+    _moment_or_never("expires_at"),
+    _moment_or_never("revoked_at"),
+    _maybe("revoked_by", 400),
+    _maybe("reason", 1000),
+    _moment_or_never("removed_at"),
+    _version(),
+)
+
+join_tokens = Table(
+    "join_tokens",
+    metadata,
+    _text("id", 64, primary_key=True),
+    _text("digest", 64, unique=True),
+    _text("kind", 32),
+    _text("name", 253),
+    _moment("created_at"),
+    _text("created_by", 400),
+    _moment("expires_at"),
+    _moment_or_never("used_at"),
+    _maybe("used_from"),
 )
 
 models = Table(
@@ -227,6 +266,7 @@ usage_sources = Table(
     _text("boot", 64, primary_key=True),
     _count("sequence"),
     _moment("at"),
+    _json("gaps"),
 )
 
 requests = Table(

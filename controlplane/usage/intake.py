@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 
 from controlplane.store.feed import Appender
-from controlplane.store.port import RequestEntry, Transaction, UsageOf
+from controlplane.store.port import Counted, RequestEntry, Transaction, UsageOf
 from llmgw.runtime.clock import Clock
 from llmgw.wire.routing import RequestRecord, UsageBatch
 
@@ -70,13 +70,15 @@ class UsageIntake:
 
     def take(self, router_id: str, batch: UsageBatch) -> None:
         """Return once the batch is durable, or was so before. Raises ``SpoolFull``: the
-        router keeps it and sends it again."""
+        router keeps it and sends it again. Only what was taken just before is known here to
+        be repeated; whatever else comes again the store finds out."""
         sender = (router_id, batch.boot)
-        if batch.sequence <= self._last.get(sender, 0):
+        if batch.sequence == self._last.get(sender):
             return
         record = self._encoded(router_id, batch)
         self._appender.append(record)
-        self._last[sender] = max(batch.sequence, self._last.pop(sender, 0))
+        self._last.pop(sender, None)
+        self._last[sender] = batch.sequence
         while len(self._last) > MAX_SENDERS:
             self._last.popitem(last=False)
 
@@ -109,7 +111,7 @@ class UsageIntake:
         return name
 
 
-def put(tx: Transaction, records: Sequence[bytes], *, log: bool) -> None:
+def put(tx: Transaction, records: Sequence[bytes], *, log: bool) -> Counted:
     """Write spooled batches: sums, and each request if ``log``. A batch that was counted
     before does nothing."""
     batches = []
@@ -121,7 +123,7 @@ def put(tx: Transaction, records: Sequence[bytes], *, log: bool) -> None:
             _entry(spooled, item, min(max(made - item.ago, spooled.at - OLDEST), spooled.at)) for item in batch.records
         )
         batches.append(UsageOf(spooled.router, batch.boot, batch.sequence, entries))
-    tx.usage.add_all(batches, log=log)
+    return tx.usage.add_all(batches, log=log)
 
 
 def _entry(spooled: Spooled, item: RequestRecord, at: float) -> RequestEntry:

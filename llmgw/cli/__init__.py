@@ -22,11 +22,13 @@ COMMANDS = {
     "stop": ("llmgw.cli.serving", "stop"),
     "start": ("llmgw.cli.serving", "start"),
     "init": ("llmgw.cli.parts", "init"),
+    "join": ("llmgw.cli.join", "join"),
     "store": ("llmgw.cli.parts", "store"),
     "server": ("llmgw.cli.parts", "server"),
     "router": ("llmgw.cli.parts", "router"),
     "agent": ("llmgw.cli.parts", "agent"),
     "sim-engine": ("llmgw.cli.parts", "sim_engine"),
+    "sim-fleet": ("llmgw.cli.parts", "sim_fleet"),
     "completion": ("llmgw.cli.completion", "completion"),
 }
 

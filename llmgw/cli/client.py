@@ -367,6 +367,8 @@ class Client:
                 "Who you are and what you may do: llmgw ctl whoami. An administrator can change it with: "
                 "llmgw ctl user set"
             )
+        elif code == "not_leader":
+            lines.append("Ask the one that leads: --api URL, or LLMGW_API.")
         elif status == 412:
             lines.append("Nothing was changed. Look at it again, then repeat the command.")
         lines.append(f"({code}, request {clean(body.get('request_id', '-'))})")

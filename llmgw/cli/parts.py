@@ -26,6 +26,11 @@ def _with_config(config: Path | None, rest: list[str]) -> list[str]:
     return [*(["--config", str(config)] if config else []), *rest]
 
 
+def _flags(check: bool, log_level: str | None) -> list[str]:
+    return [*(["--check"] if check else []), *(["--log-level", log_level] if log_level is not None else [])]
+
+
+_log_level = click.option("--log-level", metavar="LEVEL", help="Instead of the setting log.level.")
 _config = click.option("--config", type=click.Path(path_type=Path), metavar="FILE", help="Settings file.")
 
 
@@ -35,29 +40,41 @@ _config = click.option("--config", type=click.Path(path_type=Path), metavar="FIL
     "  llmgw server --config controlplane.yaml --check",
 )
 @_config
-@click.option("--check", is_flag=True, help="Check settings, tokens and catalog, then end: 0 or 2.")
-@click.option("--log-level", metavar="LEVEL", help="Instead of the setting log.level.")
+@click.option("--check", is_flag=True, help="Check settings, identity and catalog, then end: 0 or 2.")
+@_log_level
 @click.pass_context
 def server(context: click.Context, config: Path | None, check: bool, log_level: str | None) -> None:
     """Run the control plane."""
-    flags = [*(["--check"] if check else []), *(["--log-level", log_level] if log_level is not None else [])]
+    flags = _flags(check, log_level)
     _become("controlplane.main", "flask_smorest", "controlplane", _with_config(config, [*flags, *context.args]))
 
 
-@click.command(context_settings=_PASS_ON, epilog="\b\nExample:\n  llmgw router --config /etc/llmgw/router.yaml")
+@click.command(
+    context_settings=_PASS_ON,
+    epilog="\b\nExample:\n  llmgw router --config /etc/llmgw/router.yaml\n  llmgw router --config router.yaml --check",
+)
 @_config
+@click.option("--check", is_flag=True, help="Check settings and identity, then end: 0 or 2.")
+@_log_level
 @click.pass_context
-def router(context: click.Context, config: Path | None) -> None:
+def router(context: click.Context, config: Path | None, check: bool, log_level: str | None) -> None:
     """Run the router, the address clients use."""
-    _become("router.main", "gunicorn", "router", _with_config(config, context.args))
+    flags = _flags(check, log_level)
+    _become("router.main", "gunicorn", "router", _with_config(config, [*flags, *context.args]))
 
 
-@click.command(context_settings=_PASS_ON, epilog="\b\nExample:\n  llmgw agent --config /etc/llmgw/agent.yaml")
+@click.command(
+    context_settings=_PASS_ON,
+    epilog="\b\nExample:\n  llmgw agent --config /etc/llmgw/agent.yaml\n  llmgw agent --config agent.yaml --check",
+)
 @_config
+@click.option("--check", is_flag=True, help="Check settings and identity, then end: 0 or 2.")
+@_log_level
 @click.pass_context
-def agent(context: click.Context, config: Path | None) -> None:
+def agent(context: click.Context, config: Path | None, check: bool, log_level: str | None) -> None:
     """Run the agent of this node."""
-    _become("agent.main", "psutil", "agent", _with_config(config, context.args))
+    flags = _flags(check, log_level)
+    _become("agent.main", "psutil", "agent", _with_config(config, [*flags, *context.args]))
 
 
 @click.command(
@@ -69,6 +86,17 @@ def agent(context: click.Context, config: Path | None) -> None:
 def sim_engine(context: click.Context) -> None:
     """Run the simulated engine. All options go to it; --help lists them."""
     _become("llmgw.sim.engine", "gevent", "agent", context.args)
+
+
+@click.command(
+    "sim-fleet",
+    context_settings={**_PASS_ON, "help_option_names": []},
+    epilog="\b\nExample:\n  llmgw sim-fleet --nodes 500 --seconds 60",
+)
+@click.pass_context
+def sim_fleet(context: click.Context) -> None:
+    """Hold the sessions of many simulated nodes. All options go to it; --help lists them."""
+    _become("llmgw.sim.fleet", "gevent", "agent", context.args)
 
 
 @click.command(

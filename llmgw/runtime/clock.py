@@ -25,8 +25,9 @@ class SystemClock:
     """The host's clocks."""
 
     def monotonic(self) -> float:
-        """``CLOCK_MONOTONIC`` in seconds."""
-        return time.monotonic()
+        """``CLOCK_BOOTTIME`` in seconds: it goes on while the machine is suspended, so that
+        whoever sleeps longer than a lease knows it when it wakes up (HA-01)."""
+        return time.clock_gettime(time.CLOCK_BOOTTIME)
 
     def now(self) -> datetime:
         """``CLOCK_REALTIME`` as an aware UTC datetime."""

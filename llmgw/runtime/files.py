@@ -22,8 +22,9 @@ def open_regular(file: Path) -> BinaryIO:
     return os.fdopen(descriptor, "rb")
 
 
-def write_atomic(file: Path, data: bytes, mode: int = 0o600) -> None:
+def write_atomic(file: Path, data: bytes, mode: int = 0o600, owner: tuple[int, int] | None = None) -> None:
     """Replace ``file`` by ``data``: written aside, synced, renamed, directory synced.
+    ``owner``: user and group that it is to belong to, which only root can give.
 
     Blocking: call it in the threadpool from a gevent program. Raises ``OSError``; the
     old content is untouched then.
@@ -32,6 +33,8 @@ def write_atomic(file: Path, data: bytes, mode: int = 0o600) -> None:
     try:
         with os.fdopen(descriptor, "wb") as stream:
             os.fchmod(stream.fileno(), mode)
+            if owner is not None:
+                os.fchown(stream.fileno(), *owner)
             stream.write(data)
             stream.flush()
             os.fsync(stream.fileno())

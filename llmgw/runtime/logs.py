@@ -16,7 +16,11 @@ from typing import Any, TextIO
 
 LEVELS = ("debug", "info", "warning", "error")
 
-_SECRET = re.compile(r"(?<![A-Za-z0-9])(?:(sk-llmgw-|adm-llmgw-|ek-)[A-Za-z0-9_-]{8,}|(at-|rt-)[A-Za-z0-9_-]{20,})")
+_SECRET = re.compile(
+    r"(?<![A-Za-z0-9])(?:(sk-llmgw-|adm-llmgw-|ek-)[A-Za-z0-9_-]{8,}|(at-|rt-)[A-Za-z0-9_-]{20,}"
+    r"|(llmgw-join-[A-Za-z0-9]{4,64}\.)[A-Za-z0-9._-]{8,})"
+    r"|(-----BEGIN [A-Z ]{0,24}PRIVATE KEY-----)[A-Za-z0-9+/=\s\\-]*"
+)
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _MAX_DEPTH = 8
 
@@ -26,7 +30,7 @@ def mask(text: str) -> str:
 
     Mask before quoting: in quoted text a newline before a token is a letter.
     """
-    return _SECRET.sub(lambda match: (match[1] or match[2]) + "***", text)
+    return _SECRET.sub(lambda match: next(filter(None, match.groups())) + "***", text)
 
 
 def _escape(text: str, keep: str = "") -> str:

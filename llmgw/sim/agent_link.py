@@ -23,10 +23,9 @@ class AgentLink:
     """Carries out ``Connect``, ``Send`` and ``Disconnect``; tells ``Opened``,
     ``Received`` and, exactly once for each ``Connect``, ``Closed``."""
 
-    def __init__(self, process: "AgentProcess", network: Network, token: str) -> None:
+    def __init__(self, process: "AgentProcess", network: Network) -> None:
         self._process = process
         self._network = network
-        self._token = token
         self.trap: Callable[[End], None] | None = None
         """What happens to the connection when it next carries the answer to a command."""
         self._attempt = 0
@@ -92,7 +91,7 @@ class AgentLink:
         node = self._process.host.name
         end.send(
             f"GET /agent/v1/session HTTP/1.1\r\nHost: {address}\r\nConnection: Upgrade\r\nUpgrade: {UPGRADE}\r\n"
-            f"Authorization: Bearer {self._token}\r\nLlmgw-Node: {node}\r\n\r\n".encode()
+            f"Llmgw-Node: {node}\r\n\r\n".encode()
         )
 
     def _data(self, attempt: int, data: bytes) -> None:

@@ -1,12 +1,13 @@
 """The agents' listener on the simulated network: what ``listeners.agents`` does on
-sockets, with its own request parser, token check and frame decoder."""
+sockets, with its own request parser and frame decoder. There is no TLS: who a node is
+its name alone says.
+
+A standby's (``instead``) answers each hello with what ``instead`` says, and ends it."""
 
 from collections.abc import Callable, Iterable
 
 from controlplane.events import FrameReceived, SessionClosed, SessionOpened
-from controlplane.inbox import Inbox
 from controlplane.listeners import upgrade
-from controlplane.listeners.tokens import FleetTokens
 from llmgw.sim.network import End
 from llmgw.sim.world import Process, Timer
 from llmgw.wire.frames import FrameError, encode, up_decoder
@@ -27,7 +28,6 @@ class SimConnection:
         self._over = False
         self.session = ""
         self.node_id = ""
-        self.token = ""
         self.opened = False
         self.closing = False
         self.reason = ""
@@ -83,10 +83,9 @@ class SimConnection:
             self._silent = self._listener.process.later(self._listener.silence, self._too_late)
 
     def _accept(self, request: upgrade.UpgradeRequest) -> None:
-        if not self._listener.tokens().node(request.node_id, request.token):
-            raise upgrade.unauthorised()
+        if not self._listener.admits(request.node_id):
+            raise upgrade.UpgradeError("403 Forbidden", "revoked", f"node {request.node_id} was removed")
         self.node_id = request.node_id
-        self.token = request.token
         self._end.send(upgrade.ACCEPTED)
 
     def _frames(self, messages: Iterable[Up | Unknown]) -> None:
@@ -94,6 +93,10 @@ class SimConnection:
             if not self.opened:
                 if not isinstance(message, Hello) or message.node_id != self.node_id:
                     raise FrameError("hello_expected", "the first frame must be the node's hello")
+                if self._listener.instead is not None:
+                    refuse = self._listener.instead()
+                    self.close(refuse.message, refuse)
+                    return
                 self.opened = True
                 self.session = self._listener.add(self)
                 self._listener.put(SessionOpened(self.session, self.node_id, message))
@@ -119,29 +122,27 @@ class SimConnection:
         self._end.close()
         if self.opened:
             self._listener.remove(self)
-            self._listener.force(
-                SessionClosed(self.session, self.reason or reason or "the agent closed the connection")
-            )
+            self._listener.put(SessionClosed(self.session, self.reason or reason or "the agent closed the connection"))
 
 
 class SimAgentListener:
-    """All connections of one control plane process, by session."""
+    """All connections of one term, or of a standby, by session."""
 
     def __init__(
         self,
         process: Process,
         *,
-        inbox: Inbox,
-        kick: Callable[[], None],
-        tokens: Callable[[], FleetTokens],
+        put: Callable[[SessionOpened | FrameReceived | SessionClosed], None],
+        admits: Callable[[str], bool],
         silence: float,
         boot: str,
+        instead: Callable[[], Refuse] | None = None,
     ) -> None:
         self.process = process
-        self.tokens = tokens
+        self.put = put
+        self.admits = admits
         self.silence = silence
-        self._inbox = inbox
-        self._kick = kick
+        self.instead = instead
         self._boot = boot
         self._count = 0
         self._connections: dict[str, SimConnection] = {}
@@ -165,18 +166,18 @@ class SimAgentListener:
         if connection is not None:
             connection.close(refuse.message if refuse else "closed by the control plane", refuse)
 
-    def drop_unenrolled(self) -> None:
-        """End the sessions of nodes whose token was taken away."""
+    def drop_refused(self) -> None:
+        """End the sessions of nodes that people removed."""
         for connection in list(self._connections.values()):
-            if not self.tokens().node(connection.node_id, connection.token):
-                message = "the node's token was taken away or replaced in fleet_tokens"
-                connection.close(message, Refuse(code="unauthorised", message=message))
+            if not self.admits(connection.node_id):
+                message = "the node's identity was revoked"
+                connection.close(message, Refuse(code="revoked", message=message))
 
-    def goodbye(self) -> None:
-        """Say goodbye to every agent and close."""
-        last = Goodbye(reason="the control plane is stopping", spread_seconds=2.0)
+    def goodbye(self, last: Goodbye) -> None:
+        """Say goodbye to every agent and close; whoever comes yet is turned away."""
+        self.instead = self.instead or (lambda: Refuse(code="shutting_down", message=last.reason))
         for connection in list(self._connections.values()):
-            connection.close("the control plane is stopping", last)
+            connection.close(last.reason, last)
 
     def cut(self) -> None:
         """The process is no more."""
@@ -193,13 +194,3 @@ class SimAgentListener:
     def remove(self, connection: SimConnection) -> None:
         """Its connection is gone."""
         self._connections.pop(connection.session, None)
-
-    def put(self, event: SessionOpened | FrameReceived) -> None:
-        """Something for the writer."""
-        self._inbox.put(event)
-        self._kick()
-
-    def force(self, event: SessionClosed) -> None:
-        """Something for the writer that must not be lost."""
-        self._inbox.force(event)
-        self._kick()

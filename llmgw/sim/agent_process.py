@@ -7,7 +7,7 @@ order. Death may come between any two effects.
 
 import random
 from collections import deque
-from collections.abc import Callable
+from typing import Protocol
 
 import msgspec
 
@@ -41,8 +41,21 @@ _state_decoder = msgspec.json.Decoder(AgentState)
 _record_decoder = msgspec.json.Decoder(ShardRecord)
 
 
+class Obedience(Protocol):
+    """Who is told whom nodes obey."""
+
+    def welcomed(self, node: str, epoch: int, leader: str) -> None:
+        """A node took a leader's welcome."""
+
+    def kept(self, node: str, epoch: int, leader: str) -> None:
+        """Whose welcome it took last is on disk."""
+
+    def accepted(self, node: str, epoch: int, leader: str) -> None:
+        """A node took a leader's command."""
+
+
 class AgentProcess(SimProcess):
-    """See the module. ``on_accepted`` is told of each command taken: node and epoch."""
+    """See the module. ``watch`` is told whom the node obeys."""
 
     def __init__(
         self,
@@ -50,7 +63,6 @@ class AgentProcess(SimProcess):
         network: Network,
         *,
         addresses: tuple[Address, ...],
-        token: str,
         ports: PortRange,
         generation: int,
     ) -> None:
@@ -60,8 +72,10 @@ class AgentProcess(SimProcess):
         self.agent = Agent(host.name, "1.0", addresses, host.world.rng(f"agent core {host.name} {generation}"))
         self.supervisor = SimSupervisor(host)
         self.node = NodeWatch(host, ports)
-        self.link = AgentLink(self, network, token)
-        self.on_accepted: Callable[[str, int], None] | None = None
+        self.link = AgentLink(self, network)
+        self.watch: Obedience | None = None
+        self._orders: dict[str, tuple[int, str]] = {}
+        """Epoch and leader of the commands that came in, by id."""
         self._saves: deque[events.Save] = deque()
         self._saving = False
         self._launching = 0
@@ -172,17 +186,22 @@ class AgentProcess(SimProcess):
         self._set_alarm()
 
     def _observe(self, event: Event, effects: list[Effect]) -> None:
-        """Tell which epochs are accepted."""
-        if self.on_accepted is None or not isinstance(event, session.Received):
+        """Tell whose welcomes and commands are accepted."""
+        welcome = self.agent.session.welcome
+        if self.watch is None or welcome is None:
             return
-        message = event.message
-        if isinstance(message, Start | Stop) and any(
-            isinstance(effect, session.Send)
-            and isinstance(effect.message, CommandResult)
-            and effect.message.outcome == "accepted"
-            for effect in effects
-        ):
-            self.on_accepted(self.host.name, message.epoch)
+        if isinstance(event, session.Received):
+            message = event.message
+            if isinstance(message, Start | Stop):
+                self._orders[message.command_id] = (message.epoch, welcome.leader)
+            elif message is welcome:
+                self.watch.welcomed(self.host.name, welcome.epoch, welcome.leader)
+        for effect in effects:
+            if isinstance(effect, session.Send) and isinstance(effect.message, CommandResult):
+                result = effect.message
+                epoch, leader = self._orders.pop(result.command_id, (None, ""))
+                if result.outcome == "accepted" and epoch is not None:
+                    self.watch.accepted(self.host.name, epoch, leader)
 
     def _set_alarm(self) -> None:
         wake = self.agent.next_wake
@@ -253,6 +272,8 @@ class AgentProcess(SimProcess):
         match save.item:
             case AgentState():
                 files[STATE_FILE] = msgspec.json.encode(save.item)
+                if self.watch is not None:
+                    self.watch.kept(self.host.name, save.item.highest_epoch, save.item.leader)
             case ShardRecord():
                 files[f"shard-{file_stem(save.item.spec.key)}"] = msgspec.json.encode(save.item)
             case events.RemoveRecord(key):

@@ -1,4 +1,4 @@
-"""The simulated site: hosts with agents, a control plane, routers, a network.
+"""The simulated site: hosts with agents, control planes, routers, a store, a network.
 
 Holds what exists and offers the verbs that faults and people use. After a crash it
 starts the process again, as a service manager does.
@@ -8,16 +8,19 @@ import random
 
 from controlplane import events
 from controlplane.catalog.model import Catalog, Model
-from controlplane.listeners.tokens import FleetTokens
 from controlplane.publish.providers import KeyFile
 from llmgw.runtime.settings import Address
 from llmgw.sim.agent_process import AgentProcess
-from llmgw.sim.control_process import AGENTS, ControlProcess, Durable
+from llmgw.sim.control_process import AGENTS_PORT, ControlProcess, ControlSite
+from llmgw.sim.durable import Durable
 from llmgw.sim.host import Host, Temper
 from llmgw.sim.invariants import Monitor
 from llmgw.sim.network import Network
 from llmgw.sim.router_process import RouterProcess
 from llmgw.sim.scenario import NodePlan, Scenario, catalog_of
+from llmgw.sim.store import SimStore
+from llmgw.sim.term import Term
+from llmgw.sim.wall import Wall
 from llmgw.sim.world import HostClock, World
 
 LOOK = 1.0
@@ -38,27 +41,29 @@ class Cluster:
         self.hosts = {
             plan.name: Host(world, plan.name, plan.memory, plan.cores, plan.devices) for plan in scenario.nodes
         }
-        tokens = FleetTokens(
-            {name: self.token(name) for name in self.hosts},
-            {name: f"token-of-router-{name}" for name in scenario.routers},
-        )
-        self.durable = Durable(scenario.catalog, tokens)
+        self.store = SimStore(world, self.network)
+        self.durable = Durable(scenario.catalog, set(self.hosts))
         self._keys = 0
         for model in scenario.catalog.models.values():
             if model.external is not None:
                 self.write_key(model.name)
-        self.monitor = Monitor(world, self.durable, self.hosts)
-        self.clock = HostClock(world, self.rng.uniform(10.0, 1e6), self.rng.uniform(0.99, 1.01))
+        self.monitor = Monitor(world, self.durable, self.store, self.hosts)
+        self.sites = {f"cp{number}": self._site(f"cp{number}") for number in range(1, scenario.controls + 1)}
         self.excluded: dict[str, dict[str, str]] = {name: {} for name in self.hosts}
+        self.controls: dict[str, ControlProcess] = {}
         self.agents: dict[str, AgentProcess] = {}
         self.routers: dict[str, RouterProcess] = {}
         self.down: set[str] = set()
         """Hosts that are off."""
+        self._cut: list[str] = []
         self._generation = 0
         self.monitor.serving = scenario.gentle
+        self.monitor.controls = self.controls
         self.monitor.in_flight = self._in_flight
         self.monitor.held = self._told_held
-        self.control = self._new_control()
+        self.monitor.vouched = self._vouched
+        for host in self.sites:
+            self.start_control(host)
         for name in self.hosts:
             self.start_agent(name)
         for name in scenario.routers:
@@ -66,34 +71,58 @@ class Cluster:
         world.after_step = self.monitor.after_step
         world.after(LOOK, self._look)
 
-    # ------------------------------------------------------------ control plane
+    # ------------------------------------------------------------ control planes
 
-    def _new_control(self) -> ControlProcess:
-        control = ControlProcess(self.world, self.network, self.clock, self.durable, self.settings)
-        control.on_death = lambda: self.control_ended(1.0)
+    def _site(self, host: str) -> ControlSite:
+        clock = HostClock(self.world, self.rng.uniform(10.0, 1e6), self.rng.uniform(0.99, 1.01))
+        return ControlSite(host, clock, Wall(self.world, clock))
+
+    @property
+    def leader(self) -> ControlProcess | None:
+        """Who leads beyond doubt; if nobody, who leads for all it knows."""
+        terms = [control for control in self.controls.values() if control.leading]
+        return next((control for control in terms if control.sure), terms[0] if terms else None)
+
+    @property
+    def term(self) -> Term | None:
+        """The leader's term."""
+        return self.leader.term if self.leader is not None else None
+
+    def start_control(self, host: str) -> None:
+        """Start a control plane, if none runs there."""
+        if host in self.controls and self.controls[host].alive:
+            return
+        control = ControlProcess(
+            self.world,
+            self.network,
+            self.sites[host],
+            durable=self.durable,
+            store=self.store,
+            settings=self.settings,
+            times=self.scenario.times,
+            monitor=self.monitor,
+            alone=self.scenario.alone,
+        )
+        control.on_death = lambda: self.control_ended(host, 1.0)
+        self.controls[host] = control
         control.start()
-        return control
 
-    def control_ended(self, delay: float) -> None:
+    def control_ended(self, host: str, delay: float) -> None:
         """It is gone; the service manager starts it again."""
-        self.world.after(delay, self._control_again)
+        self.world.after(delay, self.start_control, host)
 
-    def _control_again(self) -> None:
-        if not self.control.alive:
-            self.control = self._new_control()
-
-    def crash_control(self, delay: float, *, graceful: bool) -> None:
-        """End the control plane; it comes back ``delay`` seconds after its end."""
-        control = self.control
-        control.on_death = lambda: self.control_ended(delay)
-        if graceful and control.up:
+    def crash_control(self, control: ControlProcess, delay: float, *, graceful: bool) -> None:
+        """End a control plane; it comes back ``delay`` seconds after its end."""
+        control.on_death = lambda: self.control_ended(control.site.host, delay)
+        if graceful:
             control.run(control.shut_down)
         else:
             control.end()
 
     def tell(self, event: events.Event) -> None:
-        """A person or a file tells the control plane that runs now."""
-        self.control.run(self.control.put, event)
+        """A person or a file tells whoever leads, for all it knows."""
+        for control in self.controls.values():
+            control.run(control.put, event)
 
     def set_catalog(self, catalog: Catalog) -> None:
         """The catalog file changed, and was read."""
@@ -147,18 +176,50 @@ class Cluster:
         self.durable.key_files[f"/keys/{name}"] = KeyFile(key=f"key-{self._keys}-of-{name}")
 
     def enrol(self, node: str, *, enrolled: bool) -> None:
-        """A person takes a node's token away, or gives it back."""
-        nodes = {name: self.token(name) for name in self.hosts if name in self.durable.tokens.nodes}
-        nodes.pop(node, None)
+        """A person removes a node, or lets it join anew."""
         if enrolled:
-            nodes[node] = self.token(node)
-        self.durable.tokens = FleetTokens(nodes, self.durable.tokens.routers)
-        self.control.run(self.control.tokens_changed)
+            self.durable.enrolled.add(node)
+        else:
+            self.durable.enrolled.discard(node)
+        for control in self.controls.values():
+            control.run(control.enrolment_changed)
 
-    @staticmethod
-    def token(node: str) -> str:
-        """The token on a node's disk."""
-        return f"token-of-node-{node}"
+    @property
+    def silenced(self) -> bool:
+        """Whether nodes are cut off together now."""
+        return bool(self._cut)
+
+    def cut_off(self, nodes: list[str]) -> None:
+        """These nodes reach no control plane from now on, and all others do again. Those
+        that were in session with the leader went silent together."""
+        for node in self._cut:
+            for host in self.sites:
+                self.network.unblock(node, host)
+        self._cut = nodes
+        for node in nodes:
+            for host in self.sites:
+                self.network.block(node, host)
+        leader = self.leader
+        heard = {node for node in nodes if leader is not None and self._in_session(node, leader)}
+        self.monitor.cut = frozenset(heard)
+
+    def _in_session(self, node: str, leader: ControlProcess) -> bool:
+        agent = self.agents[node]
+        welcome = agent.agent.session.welcome
+        known = leader.term.loop.view.nodes.get(node) if leader.term is not None else None
+        return (
+            agent.alive
+            and not agent.paused
+            and welcome is not None
+            and welcome.leader == leader.owner
+            and known is not None
+            and known.registered
+        )
+
+    def accept_loss(self, actor: str) -> None:
+        """A person says that the nodes that are silent are lost (REC-11)."""
+        self.monitor.accepted_at = self.world.now
+        self.tell(events.LossAccepted(actor))
 
     # ------------------------------------------------------------ agents
 
@@ -168,21 +229,25 @@ class Cluster:
         if name in self.down or (current is not None and current.alive):
             return
         self._generation += 1
-        host, _, port = AGENTS.rpartition(":")
         agent = AgentProcess(
             self.hosts[name],
             self.network,
-            addresses=(Address(host, int(port)),),
-            token=self.token(name),
+            addresses=self._addresses(name),
             ports=self.plans[name].ports,
             generation=self._generation,
         )
         agent.node.excluded = self.excluded[name]
         agent.node.labels = self.plans[name].labels
-        agent.on_accepted = self.monitor.accepted
+        agent.watch = self.monitor
         agent.on_death = lambda: self._agent_ended(name, 1.0)
         self.agents[name] = agent
         agent.start()
+
+    def _addresses(self, node: str) -> tuple[Address, ...]:
+        """Where an agent reaches the control planes, in an order of its own."""
+        hosts = list(self.sites)
+        first = int(node.removeprefix("n")) % len(hosts)
+        return tuple(Address(host, AGENTS_PORT) for host in (*hosts[first:], *hosts[:first]))
 
     def _agent_ended(self, name: str, delay: float) -> None:
         self.world.after(delay, self.start_agent, name)
@@ -220,13 +285,13 @@ class Cluster:
             self.world,
             self.network,
             name=name,
-            token=self.durable.tokens.routers[name],
-            control=lambda: self.control,
+            controls=lambda: self.controls,
             hosts=self.hosts,
             generation=self._generation,
             saved=before.table if before is not None else None,
         )
         self.routers[name].on_failure = self.monitor.request_failed
+        self.routers[name].on_table = self.monitor.took_table
         self.routers[name].start()
 
     def restart_router(self, name: str, delay: float) -> None:
@@ -238,27 +303,32 @@ class Cluster:
         self.monitor.look_for_ghosts(self.agents.values())
         self.world.after(LOOK, self._look)
 
-    def _in_flight(self, endpoint: str) -> list[tuple[str, int]]:
-        publisher = self.control.publisher
+    def _in_flight(self, term: Term, endpoint: str) -> list[tuple[str, int]]:
         return [
             (name, count)
             for name, router in self.routers.items()
-            if publisher is not None and (count := router.certain_load(publisher.generation, endpoint))
+            if (count := router.certain_load(term.publisher.generation, endpoint))
         ]
 
-    def _told_held(self, node: str) -> list[str]:
-        loop = self.control.loop
-        if loop is None or node not in loop.view.nodes:
+    def _vouched(self, term: Term, endpoint: str) -> list[tuple[str, float]]:
+        found = ((name, router.vouches(term, endpoint)) for name, router in self.routers.items())
+        return [(name, ago) for name, ago in found if ago is not None]
+
+    def _told_held(self, term: Term, node: str) -> list[str]:
+        view = term.loop.view
+        if node not in view.nodes:
             return []
-        labels = {**self.plans[node].labels, **loop.view.nodes[node].own_labels}
-        return [f"{label}={value}" for label, value in labels.items() if f"{label}={value}" in loop.view.holds]
+        labels = {**self.plans[node].labels, **view.nodes[node].own_labels}
+        return [f"{label}={value}" for label, value in labels.items() if f"{label}={value}" in view.holds]
 
     # ------------------------------------------------------------ peace
 
     def calm(self) -> None:
         """Faults stop: what is broken is mended, what is paused goes on, what is down
         comes back. People look at what is parked and ask for another try."""
+        self.cut_off([])
         self.network.heal()
+        self.store.mend()
         self.durable.journal_delay = 0.0
         if self.durable.serving.stopped:
             self.set_serving(stopped=False)
@@ -271,9 +341,9 @@ class Cluster:
             host.disk.failing = False
             host.disk.slow = 0.0
             self.excluded[name].clear()
-            if name not in self.durable.tokens.nodes:
+            if name not in self.durable.enrolled:
                 self.enrol(name, enrolled=True)
-        for process in (self.control, *self.agents.values(), *self.routers.values()):
+        for process in (*self.controls.values(), *self.agents.values(), *self.routers.values()):
             process.fuse = None
             if process.paused:
                 process.resume()

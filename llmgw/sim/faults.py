@@ -7,13 +7,10 @@ One is drawn at a time, at exponential intervals. ``Storm.stop`` ends the inject
 from collections.abc import Callable
 
 from llmgw.sim.cluster import Cluster
-from llmgw.sim.control_process import AGENTS, HOST
 from llmgw.sim.host import Temper
+from llmgw.sim.leaders import Leaders
 from llmgw.sim.network import Connection, End
 from llmgw.sim.people import People
-from llmgw.sim.world import Process
-
-LONGEST_PAUSE = 60.0
 
 KINDS: dict[str, tuple[float, bool]] = {
     "reset": (4, True),
@@ -36,10 +33,22 @@ KINDS: dict[str, tuple[float, bool]] = {
     "device": (1, False),
     "control-crash": (3, True),
     "control-crash-between-effects": (3, True),
-    "control-stop": (1, True),
-    "control-pause": (2, True),
-    "store-restored": (1, True),
+    "control-stop": (2, True),
+    "control-pause": (3, True),
+    "control-blackout": (0.7, True),
+    "control-isolated": (1.5, True),
+    "host-clock": (1, True),
+    "store-partition": (2, True),
+    "store-away": (1.5, True),
+    "store-frozen": (1, True),
+    "store-slow": (1, True),
+    "store-clock": (1, True),
+    "store-restored": (0.7, True),
+    "late-claim": (2, True),
+    "cut-at-takeover": (1, True),
     "slow-journal": (1, True),
+    "mass-silence": (0.8, False),
+    "accept-loss": (0.4, False),
     "router-restart": (1, False),
     "scale": (4, False),
     "add-or-remove-model": (2, False),
@@ -56,7 +65,7 @@ KINDS: dict[str, tuple[float, bool]] = {
 is the method of ``Storm`` of that name."""
 
 
-class Storm(People):
+class Storm(Leaders, People):
     """Injects faults into a cluster until told to stop; ``only`` these kinds if given."""
 
     def __init__(self, cluster: Cluster, only: tuple[str, ...] = ()) -> None:
@@ -121,7 +130,7 @@ class Storm(People):
                 end.held_until = self.cluster.world.now + seconds
 
     def _one_connection(self) -> list[Connection]:
-        live = self.cluster.network.live(HOST)
+        live = [each for each in self.cluster.network.live() if each.server.host in self.cluster.sites]
         return [self.rng.choice(live)] if live else []
 
     def answer_lost(self) -> None:
@@ -140,27 +149,28 @@ class Storm(People):
         self.cluster.agents[node].link.trap = trap
 
     def refuse(self) -> None:
-        """The control plane's port turns connections away."""
+        """A control plane's port turns connections away."""
         seconds = self.rng.uniform(1.0, 60.0)
-        self._tell("connect-refused", HOST, f"for {seconds:.1f} s")
-        self.cluster.network.refuse(AGENTS, seconds)
+        site = self.cluster.sites[self._control_host()]
+        self._tell("connect-refused", site.host, f"for {seconds:.1f} s")
+        self.cluster.network.refuse(site.agents, seconds)
 
     def partition(self) -> None:
-        """A node cannot reach the control plane; sometimes long enough to be lost."""
+        """A node cannot reach a control plane, or any; sometimes long enough to be lost."""
         node = self._node()
         long = self.rng.random() < 0.5 and not self.cluster.scenario.gentle
         seconds = self.rng.uniform(40.0, 400.0) if long else self.rng.uniform(1.0, 40.0)
-        self._tell("partition", node, f"for {seconds:.1f} s")
-        self.cluster.network.block(node, HOST)
-        self._while(seconds, lambda: self.cluster.network.unblock(node, HOST))
+        hosts = list(self.cluster.sites) if self.rng.random() < 0.6 else [self._control_host()]
+        self._tell("partition", node, f"from {', '.join(hosts)} for {seconds:.1f} s")
+        self._cut([node], hosts, seconds)
 
     def router_partition(self) -> None:
-        """A router cannot reach the control plane."""
+        """A router cannot reach a control plane, or any."""
         router = self.rng.choice(list(self.cluster.routers))
         seconds = self.rng.uniform(1.0, 120.0)
-        self._tell("router-partition", router, f"for {seconds:.1f} s")
-        self.cluster.network.block(router, HOST)
-        self._while(seconds, lambda: self.cluster.network.unblock(router, HOST))
+        hosts = list(self.cluster.sites) if self.rng.random() < 0.5 else [self._control_host()]
+        self._tell("router-partition", router, f"from {', '.join(hosts)} for {seconds:.1f} s")
+        self._cut([router], hosts, seconds)
 
     # ------------------------------------------------------------ agents and hosts
 
@@ -188,14 +198,6 @@ class Storm(People):
     def agent_pause(self) -> None:
         """SIGSTOP, then SIGCONT."""
         self._pause("agent-pause", self.cluster.agents[self._node()])
-
-    def _pause(self, kind: str, process: Process) -> None:
-        if not process.alive or process.paused:
-            return
-        seconds = self.rng.uniform(0.5, LONGEST_PAUSE)
-        self._tell(kind, process.name, f"for {seconds:.1f} s")
-        process.pause()
-        self._while(seconds, lambda: process.resume() if process.paused else None)
 
     def host_reboot(self) -> None:
         """Power loss: every process is gone, the disk stays."""
@@ -278,52 +280,7 @@ class Storm(People):
         if agent.alive and agent.agent.machine.booted:
             agent.run(agent.read_inventory)
 
-    # ------------------------------------------------------------ control plane and routers
-
-    def _delay(self) -> float:
-        return self.rng.choice((self.rng.uniform(0.2, 5.0), self.rng.uniform(5.0, 120.0)))
-
-    def control_crash(self) -> None:
-        """SIGKILL to the control plane."""
-        if self.cluster.control.alive:
-            delay = self._delay()
-            self._tell("control-crash", HOST, f"back in {delay:.1f} s")
-            self.cluster.crash_control(delay, graceful=False)
-
-    def control_crash_between_effects(self) -> None:
-        """The control plane will die between two effects, soon."""
-        self.cluster.control.fuse = self.rng.randint(0, 25)
-        self._tell("control-crash-between-effects", HOST, f"after {self.cluster.control.fuse} effects")
-
-    def control_stop(self) -> None:
-        """The control plane is stopped with a goodbye and started again."""
-        if self.cluster.control.up:
-            self._tell("control-stop", HOST)
-            self.cluster.crash_control(self._delay(), graceful=True)
-
-    def control_pause(self) -> None:
-        """SIGSTOP, then SIGCONT."""
-        self._pause("control-pause", self.cluster.control)
-
-    def store_restored(self) -> None:
-        """The control plane comes back with an old store: a lower epoch."""
-        if self.cluster.control.alive:
-            durable = self.cluster.durable
-            old = max(0, durable.epoch - self.rng.randint(1, 4))
-            self._tell("store-restored", HOST, f"epoch {durable.epoch} -> {old}")
-            self.cluster.crash_control(self._delay(), graceful=False)
-            durable.epoch = old
-
-    def slow_journal(self) -> None:
-        """Commits take their time."""
-        durable = self.cluster.durable
-        durable.journal_delay = self.rng.uniform(0.2, 20.0)
-        self._tell("slow-journal", HOST, f"up to {durable.journal_delay:.1f} s")
-
-        def mend() -> None:
-            durable.journal_delay = 0.0
-
-        self._while(self.rng.uniform(5.0, 90.0), mend)
+    # ------------------------------------------------------------ routers
 
     def router_restart(self) -> None:
         """A router process ends and is replaced."""

@@ -8,13 +8,16 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from controlplane.events import Decision
-from llmgw.sim.control_process import Durable
+from llmgw.sim.allegiance import Allegiance
+from llmgw.sim.durable import Durable
 from llmgw.sim.host import Host, Proc
+from llmgw.sim.store import SimStore
 from llmgw.sim.world import Violation, World
 from llmgw.wire.messages import ShardKey
 
 if TYPE_CHECKING:
     from llmgw.sim.agent_process import AgentProcess
+    from llmgw.sim.term import Term
 
 DECIDED = frozenset({"stop"})
 """Kinds of decisions that say that a replica ends."""
@@ -29,26 +32,23 @@ TOLERANCE = 6.0
 """Seconds an agent may take to notice that an engine became ready."""
 
 
-class Monitor:
-    """Watches hosts, signals and accepted commands."""
+class Monitor(Allegiance):
+    """Watches hosts, signals and decisions."""
 
-    def __init__(self, world: World, durable: Durable, hosts: dict[str, Host]) -> None:
-        self._world = world
+    def __init__(self, world: World, durable: Durable, store: SimStore, hosts: dict[str, Host]) -> None:
+        super().__init__(world, store, hosts)
         self._durable = durable
-        self._hosts = hosts
-        self._epochs: dict[str, int] = {}
         self.serving = False
         """Every request must be answered: see ``Scenario.gentle``."""
         self._ghosts: dict[ShardKey, float] = {}
-        self.in_flight: Callable[[str], Iterable[tuple[str, int]]] = lambda _: ()
+        self.in_flight: Callable[[Term, str], Iterable[tuple[str, int]]] = lambda *_: ()
         """Routers that know the present table and have requests on an endpoint."""
-        self.held: Callable[[str], Iterable[str]] = lambda _: ()
+        self.held: Callable[[Term, str], Iterable[str]] = lambda *_: ()
         """Domains of a node that the control plane was told to hold."""
         self._tries: Counter[str] = Counter()
         """Replacements that each replica got."""
         self._outages: set[str] = set()
         """Models of which a replica was restarted in its place: the one case with an outage."""
-        durable.on_decision = self.decided
         for host in hosts.values():
             host.on_signal = self._signalled
 
@@ -60,15 +60,9 @@ class Monitor:
                 host.dirty = False
                 changed = True
                 self._check_host(host)
+                self.counted(host)
         if changed:
             self._check_fleet()
-
-    def accepted(self, node: str, epoch: int) -> None:
-        """A node took a command of that epoch (AGT-04)."""
-        highest = self._epochs.get(node, 0)
-        if epoch < highest:
-            raise Violation("epoch", f"node {node} took a command of epoch {epoch} after one of {highest}")
-        self._epochs[node] = epoch
 
     def look_for_ghosts(self, agents: Iterable["AgentProcess"]) -> None:
         """An agent that runs notices soon that a process it answers for is gone, even
@@ -91,8 +85,12 @@ class Monitor:
         if self.serving and model not in self._outages:
             raise Violation("serving", f"a request of {router} for {model} met: {outcome}; no fault touched an engine")
 
-    def decided(self, decision: Decision) -> None:
-        """The control plane decided or noted something."""
+    def decided(self, term: "Term", decision: Decision) -> None:
+        """A control plane decided or noted something."""
+        if decision.kind == "node-lost":
+            self.lost(term, decision)
+        if decision.kind == "failed":
+            self.failed(term, decision)
         if decision.kind in ("quarantine", "invariant"):
             raise Violation("own-check", f"the control plane found a fault of its own: {decision.reason}")
         if decision.figures.get("restart") == "in place" and decision.model is not None:
@@ -104,10 +102,10 @@ class Monitor:
             if self._tries[decision.figures["replaces"]] > REPLACEMENTS:
                 raise Violation("restart", f"{decision.figures['replaces']} is replaced again and again")
         if decision.kind == "place" and decision.node is not None:
-            for domain in self.held(decision.node):
+            for domain in self.held(term, decision.node):
                 raise Violation("held", f"{decision.replica} is placed on {decision.node}, and {domain} is held")
         if decision.kind == "stop" and decision.replica is not None and "no request left" in decision.reason:
-            for name, count in self.in_flight(decision.replica):
+            for name, count in self.in_flight(term, decision.replica):
                 raise Violation("drain", f"{decision.replica} is stopped with {count} requests of router {name} left")
 
     def _replaced(self, decision: Decision) -> None:

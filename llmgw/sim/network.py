@@ -6,7 +6,7 @@ reads end of stream after the last byte), reset (both are told), dropped (a midd
 forgot it: only who sends learns of it, or nobody), or held up for a while.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 
 from llmgw.sim.world import Timer, World
@@ -172,7 +172,7 @@ class Network:
         self.rng = world.rng("network")
         self.connections: list[Connection] = []
         self._listeners: dict[str, tuple[str, Callable[[End], None]]] = {}
-        self._blocked: set[frozenset[str]] = set()
+        self._blocked: Counter[frozenset[str]] = Counter()
         self._refusing: dict[str, float] = {}
 
     def delay(self) -> float:
@@ -192,12 +192,14 @@ class Network:
         self._refusing[address] = self.world.now + seconds
 
     def block(self, one: str, other: str) -> None:
-        """A partition: nothing passes between two hosts, either way."""
-        self._blocked.add(frozenset((one, other)))
+        """A partition: nothing passes between two hosts, either way. Several add up."""
+        self._blocked[frozenset((one, other))] += 1
 
     def unblock(self, one: str, other: str) -> None:
-        """The partition between two hosts is over."""
-        self._blocked.discard(frozenset((one, other)))
+        """A partition between two hosts is over."""
+        pair = frozenset((one, other))
+        if self._blocked[pair] > 0:
+            self._blocked[pair] -= 1
 
     def heal(self) -> None:
         """Every partition and refusal is over."""
@@ -208,7 +210,7 @@ class Network:
 
     def blocked(self, one: str, other: str) -> bool:
         """Whether two hosts cannot reach each other."""
-        return frozenset((one, other)) in self._blocked
+        return self._blocked[frozenset((one, other))] > 0
 
     def connect(self, host: str, address: str, done: Callable[[End | str], None]) -> None:
         """Connect from ``host``; ``done`` gets the client's end, or why there is none.

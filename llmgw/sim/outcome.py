@@ -18,6 +18,7 @@ def problems(cluster: Cluster) -> list[str]:
     return [
         *_processes(cluster),
         *_agents(cluster),
+        *_leadership(cluster),
         *_control(cluster),
         *_models(cluster),
         *_routers(cluster),
@@ -26,12 +27,12 @@ def problems(cluster: Cluster) -> list[str]:
 
 def restless(cluster: Cluster) -> list[str]:
     """What repeated passes over the state reached would still do: it must be nothing."""
-    loop = cluster.control.loop
-    if loop is None:
-        return ["the control plane is down"]
+    leader, term = cluster.leader, cluster.term
+    if leader is None or term is None:
+        return ["nobody leads"]
     found = []
     for _ in range(3):
-        work = loop.run_pass(cluster.clock.monotonic())
+        work = term.loop.run_pass(leader.site.clock.monotonic())
         while True:
             try:
                 next(work)
@@ -69,12 +70,33 @@ def _agents(cluster: Cluster) -> Iterator[str]:
             yield f"agent {name} has records {agent.records()} of shards {set(agent.agent.machine.shards)}"
 
 
-def _control(cluster: Cluster) -> Iterator[str]:
-    loop = cluster.control.loop
-    if not cluster.control.alive or loop is None:
-        yield "the control plane is down"
+def _leadership(cluster: Cluster) -> Iterator[str]:
+    """One control plane leads, beyond doubt, and every node is in session with it."""
+    for host, control in cluster.controls.items():
+        if not control.alive:
+            yield f"control plane {host} is down"
+    sure = [control for control in cluster.controls.values() if control.sure]
+    if len(sure) != 1:
+        yield f"{len(sure)} control planes lead: {', '.join(control.name for control in sure) or 'none'}"
         return
-    view = loop.view
+    (leader,) = sure
+    doubtful = [control.name for control in cluster.controls.values() if control.leading and not control.sure]
+    if doubtful:
+        yield f"{', '.join(doubtful)} lead in doubt"
+    for name, agent in cluster.agents.items():
+        welcome = agent.agent.session.welcome
+        if welcome is not None and welcome.leader != leader.owner:
+            yield f"node {name} is in session with {welcome.leader}; {leader.name} leads"
+    for name, router in cluster.routers.items():
+        if router.table is not None and router.table.leader != leader.owner:
+            yield f"router {name} has a table of {router.table.leader}; {leader.name} leads"
+
+
+def _control(cluster: Cluster) -> Iterator[str]:
+    term = cluster.term
+    if term is None:
+        return
+    view = term.loop.view
     if view.settling.active:
         yield f"settling: {view.settling.reason}"
     durable = cluster.durable
@@ -110,7 +132,7 @@ def _main(host: Host, replica: str) -> Proc | None:
 
 
 def _models(cluster: Cluster) -> Iterator[str]:
-    loop = cluster.control.loop
+    term = cluster.term
     models = cluster.durable.catalog.models
     running: dict[str, list[Proc]] = {}
     for host in cluster.hosts.values():
@@ -128,9 +150,9 @@ def _models(cluster: Cluster) -> Iterator[str]:
     for name, model in models.items():
         least, _ = _bounds(model, stopped)
         ready = sum(proc.ready_since is not None for proc in running.get(name, ()))
-        if ready >= least or loop is None:
+        if ready >= least or term is None:
             continue
-        health = loop.view.health.get(name)
+        health = term.loop.view.health.get(name)
         place = _room(cluster, model)
         if place is not None:
             words = health.refusal.message if health and health.refusal else "no refusal is told"

@@ -70,9 +70,9 @@ class People:
         self.cluster.change_model(model.name, replace(model, profiles=profiles))
 
     def unenrol(self) -> None:
-        """A person takes a node's token away, and gives it back later."""
+        """A person removes a node, which revokes its identity; it joins anew later."""
         node = self._node()
-        if node in self.cluster.durable.tokens.nodes:
+        if node in self.cluster.durable.enrolled:
             self._tell("unenrol", node)
             self.cluster.enrol(node, enrolled=False)
             self._while(self.rng.uniform(1.0, 200.0), lambda: self.cluster.enrol(node, enrolled=True))
@@ -114,10 +114,10 @@ class People:
 
     def restart(self) -> None:
         """A person restarts replicas: of a model, the stale ones, or all."""
-        control = self.cluster.control
-        if not control.up or control.loop is None:
+        term = self.cluster.term
+        if term is None:
             return
-        replicas = sorted(control.loop.view.replicas.values(), key=lambda replica: replica.id)
+        replicas = sorted(term.loop.view.replicas.values(), key=lambda replica: replica.id)
         if not replicas:
             return
         model = self.rng.choice(replicas).model

@@ -1,5 +1,5 @@
-"""One router process: it polls the route table, merges it by the router's own rule,
-sends requests to endpoints and reports what is in flight.
+"""One router process: it polls the route table at the control plane that leads, merges it
+by the router's own rule, sends requests to endpoints and reports what is in flight.
 
 Requests are judged by the truth: which engine really listens at the endpoint's
 address, and whether it takes the endpoint's key.
@@ -9,18 +9,16 @@ import random
 from collections import Counter
 from collections.abc import Callable
 
-from llmgw.sim.control_process import HOST as CONTROL
+import msgspec
+
 from llmgw.sim.control_process import ControlProcess
 from llmgw.sim.host import Host
 from llmgw.sim.network import Network
 from llmgw.sim.node_watch import address_of
+from llmgw.sim.term import Asking, Term
 from llmgw.sim.world import Process, World
-from llmgw.wire.routing import (
-    Endpoint,
-    RouteTable,
-    decode_table,
-    encode,
-)
+from llmgw.wire import epochs
+from llmgw.wire.routing import Endpoint, RouteTable, decode_table, encode
 from router import report
 from router.table import Live, build, settle
 
@@ -29,6 +27,9 @@ TIMEOUT = 35.0
 REPORT = 1.0
 PAUSE = 1.0
 HEARD = 1.5
+REPORT_TIMEOUT = 5.0
+SEVERAL = 3
+"""Reports in a row of which a control plane must have got one."""
 
 
 class RouterProcess(Process):
@@ -41,8 +42,7 @@ class RouterProcess(Process):
         network: Network,
         *,
         name: str,
-        token: str,
-        control: Callable[[], ControlProcess],
+        controls: Callable[[], dict[str, ControlProcess]],
         hosts: dict[str, Host],
         generation: int,
         saved: RouteTable | None,
@@ -53,17 +53,26 @@ class RouterProcess(Process):
         self.answered: Counter[str] = Counter()
         self._rng: random.Random = world.rng(f"router {name} {generation}")
         self._network = network
-        self._token = token
-        self._control = control
+        self._controls = controls
+        self._at = 0
+        """Which control plane it asks."""
         self._hosts = {address_of(host.name): host for host in hosts.values()}
         self._boot = f"{name}-{generation}"
         self._sequence = 0
         self._generation = ""
         self.on_failure: Callable[[str, str, str], None] | None = None
         """Told of requests that were not answered, of models served before: router, model, why."""
+        self.on_table: Callable[[str, RouteTable], None] | None = None
+        """Told of each table that is taken."""
         self._served: set[str] = set()
         self._poll_number = 0
         self._heard = 0.0
+        self._told: RouteTable | None = None
+        """The last table, as it was told."""
+        self._reports: tuple[ControlProcess | None, int] = (None, 0)
+        """Who took the last reports, and how many in a row."""
+        self._answers: dict[str, float] = {}
+        """When each endpoint last answered."""
 
     def start(self) -> None:
         """Begin to poll, to report and to serve."""
@@ -78,39 +87,69 @@ class RouterProcess(Process):
 
     # ------------------------------------------------------------ with the control plane
 
-    def _reachable(self) -> bool:
-        return not self._network.blocked(self.host, CONTROL)
+    def _control(self) -> ControlProcess:
+        controls = list(self._controls().values())
+        return controls[self._at % len(controls)]
+
+    def _reachable(self, control: ControlProcess) -> bool:
+        return not self._network.blocked(self.host, control.site.host)
+
+    def _asking(self) -> Asking:
+        table = self.table
+        return Asking(self.host) if table is None else Asking(self.host, table.epoch, table.leader)
 
     def _poll(self) -> None:
         self._poll_number += 1
         number = self._poll_number
         self.later(TIMEOUT, self._polled, number, 0, b"")
-        if self._reachable():
-            self.world.after(self._network.delay(), self._ask, number)
-
-    def _ask(self, number: int) -> None:
         control = self._control()
-        if not control.up:
-            self.world.after(self._network.delay(), self.run, self._polled, number, 0, b"")
-            return
+        if self._reachable(control):
+            self.world.after(self._network.delay(), self._ask, number, control)
 
+    def _ask(self, number: int, control: ControlProcess) -> None:
         def reply(status: int, body: bytes) -> None:
-            if self._reachable():
+            if self._reachable(control):
                 self.world.after(self._network.delay(), self.run, self._polled, number, status, body)
 
-        control.run(control.wait_table, self.host, self._token, self._generation, WAIT, reply)
+        if not control.alive:
+            reply(0, b"")
+        else:
+            control.run(control.wait_table, self._asking(), self._generation, WAIT, reply)
 
     def _polled(self, number: int, status: int, body: bytes) -> None:
         if number != self._poll_number:
             return
-        if status == 200:
-            fresh = decode_table(body)
-            self.routes = build(settle(self.table, fresh), self.routes)
-            self._generation = fresh.generation
+        self._poll_number += 1
+        if status == 200 and self._take(decode_table(body)):
             self._poll()
             return
-        self._poll_number += 1
-        self.later(0.05 if status == 304 else PAUSE * self._rng.uniform(0.5, 1.5), self._poll)
+        if status == 304:
+            self.later(0.05, self._poll)
+            return
+        self._elsewhere(body if status == 503 else b"")
+        self.later(PAUSE * self._rng.uniform(0.5, 1.5), self._poll)
+
+    def _take(self, fresh: RouteTable) -> bool:
+        """Use a table, unless it is of a leader that was replaced (HA-01)."""
+        known = self.table
+        if known is not None and (why := epochs.objection(known.epoch, known.leader, fresh.epoch, fresh.leader)):
+            self.log(f"refuses a table of {fresh.leader}: {why}")
+            return False
+        if known is None or (known.epoch, known.leader) != (fresh.epoch, fresh.leader):
+            self.log(f"takes tables of epoch {fresh.epoch} of {fresh.leader}")
+        self.routes = build(settle(known, fresh), self.routes)
+        self._generation = fresh.generation
+        self._told = fresh
+        if self.on_table is not None:
+            self.on_table(self.name, fresh)
+        return True
+
+    def _elsewhere(self, body: bytes) -> None:
+        """Ask the next control plane, or the one that the answer names."""
+        self._generation = ""
+        leader = msgspec.json.decode(body).get("leader") if body else None
+        names = list(self._controls())
+        self._at = names.index(leader) if leader in names else self._at + 1
 
     def _report(self) -> None:
         self.later(REPORT, self._report)
@@ -119,9 +158,26 @@ class RouterProcess(Process):
         self._sequence += 1
         body = encode(report.build(self.routes, self._boot, self._sequence, self.world.now))
         control = self._control()
-        if control.up and self._reachable():
+        if not control.alive or control.paused or not self._reachable(control):
+            self._reports = (None, 0)
+            self.later(REPORT_TIMEOUT, self._look_elsewhere, control)
+        elif control.leading:
             self._heard = self.world.now
-            self.world.after(self._network.delay(), control.run, control.report, self.host, self._token, body)
+            if self._reports[0] is not control:
+                self._reports = (control, 0)
+            self._reports = (control, self._reports[1] + 1)
+            self.world.after(self._network.delay(), control.run, control.report, self._asking(), body)
+
+    def _look_elsewhere(self, silent: ControlProcess) -> None:
+        """A report found nobody: whoever takes it is asked for the table too, at once."""
+        if silent is not self._control():
+            return
+        for number, control in enumerate(self._controls().values()):
+            if control is not silent and control.leading and not control.paused and self._reachable(control):
+                self._at = number
+                self._generation = ""
+                self._poll()
+                return
 
     # ------------------------------------------------------------ with clients
 
@@ -137,14 +193,26 @@ class RouterProcess(Process):
         if live is not None and outcome == "ok":
             self._served.add(model)
             live.inflight += 1
-            self.later(self._rng.expovariate(0.2), self._answered, live)
+            self.later(self._rng.expovariate(0.2), self._done, live)
         elif self.on_failure is not None and model in self._served:
             where = "" if live is None else f" at {live.endpoint}"
             self.on_failure(self.name, model, outcome + where)
 
-    @staticmethod
-    def _answered(live: Live) -> None:
+    def _done(self, live: Live) -> None:
         live.inflight -= 1
+        live.answered_at = self._answers[live.endpoint.id] = self.world.now
+
+    def vouches(self, term: Term, endpoint: str) -> float | None:
+        """How long ago an endpoint answered, if the control plane of ``term`` told this
+        router of it and must have heard of the answer."""
+        control, reports = self._reports
+        known = control is term.process and reports >= SEVERAL
+        heard = self.alive and known and self.world.now - self._heard < HEARD
+        at = self._answers.get(endpoint)
+        if not heard or at is None or at > self._heard or self._told is None or self._told.leader != term.leader:
+            return None
+        told = any(each.id == endpoint for model in self._told.models for each in model.endpoints)
+        return self.world.now - at if told else None
 
     def certain_load(self, generation: str, endpoint_id: str) -> int:
         """Requests in flight on an endpoint, if this router is up to date and was heard

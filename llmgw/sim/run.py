@@ -19,6 +19,19 @@ from llmgw.sim.faults import KINDS
 from llmgw.sim.scenario import Given
 from llmgw.sim.simulation import Result, simulate
 
+LEADERSHIP = (
+    "accept-loss",
+    "control-",
+    "cut-at-takeover",
+    "host-clock",
+    "late-claim",
+    "leader-",
+    "mass-silence",
+    "standby-",
+    "store-",
+)
+"""How the faults begin that befall control planes and their store, or many nodes at once."""
+
 SHOWN = 40
 """Lines of the trace that a failure shows."""
 
@@ -107,12 +120,17 @@ def _results(seeds: range, jobs: int, given: Given) -> Iterator[Result]:
             yield done.result()
 
 
+def _of_leadership(kind: str) -> bool:
+    """Whether a fault, by its name in the trace, moves the lead or who is heard."""
+    return kind.startswith(LEADERSHIP)
+
+
 def _run_range(seeds: range, jobs: int, given: Given) -> int:
     console = Console()
     broken: list[Result] = []
     faults: Counter[str] = Counter()
     hit: Counter[str] = Counter()
-    steps, virtual, slowest = 0, 0.0, 0.0
+    steps, virtual, slowest, leaders = 0, 0.0, 0.0, 0
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console) as progress:
         task = progress.add_task("seeds", total=len(seeds))
@@ -121,17 +139,23 @@ def _run_range(seeds: range, jobs: int, given: Given) -> int:
             hit.update(result.faults.keys())
             steps += result.steps
             virtual += result.virtual
+            leaders += result.leaders
             slowest = max(slowest, result.settled or 0.0)
             if result.broken is not None:
                 broken.append(result)
                 progress.update(task, description=f"seeds ({len(broken)} broken)")
             progress.advance(task)
     table = Table(
-        "fault", "injected", "in seeds", title=f"{len(seeds)} seeds: {steps} steps, {virtual / 3600:.1f} virtual hours"
+        "of",
+        "fault",
+        "injected",
+        "in seeds",
+        title=f"{len(seeds)} seeds: {steps} steps, {virtual / 3600:.1f} virtual hours",
     )
-    for kind, count in sorted(faults.items(), key=lambda item: (-item[1], item[0])):
-        table.add_row(kind, str(count), str(hit[kind]))
+    for kind, count in sorted(faults.items(), key=lambda item: (not _of_leadership(item[0]), -item[1], item[0])):
+        table.add_row("leadership" if _of_leadership(kind) else "fleet", kind, str(count), str(hit[kind]))
     console.print(table)
+    console.print(f"a control plane began to lead {leaders} times")
     console.print(f"desired state reached at the latest {slowest:.0f} virtual seconds after the last fault")
     for result in sorted(broken, key=lambda result: result.seed):
         click.echo(failure(result, given))

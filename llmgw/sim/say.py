@@ -54,9 +54,9 @@ def describe(value: Any) -> str:
         case CommandResult():
             return f"CommandResult {value.command_id} {value.outcome} {value.code}"
         case Hello():
-            return f"Hello epoch={value.highest_epoch} last={value.last_command}"
+            return f"Hello epoch={value.highest_epoch} of {value.leader} last={value.last_command}"
         case Welcome():
-            return f"Welcome {value.session_id} epoch={value.epoch}"
+            return f"Welcome {value.session_id} epoch={value.epoch} of {value.leader}"
         case Register():
             shards = "; ".join(describe(status) for status in value.shards)
             exits = "; ".join(describe(exit_) for exit_ in value.exits)
@@ -67,9 +67,9 @@ def describe(value: Any) -> str:
         case Note(decision):
             about = " ".join(name for name in (decision.model, decision.replica, decision.node) if name)
             return f"Note {decision.kind} {about}: {decision.reason}"
-        case PublishRoutes(models, settling, _, _):
+        case PublishRoutes(models, settling):
             routes = " ".join(f"{model.name}={model.state}{[e.id for e in model.endpoints]}" for model in models)
-            return f"PublishRoutes settling={settling} {routes}"
+            return f"PublishRoutes epoch={value.epoch} settling={settling} {routes}"
         case CloseSession(session_id, refuse):
             return f"CloseSession {session_id} {refuse.code if refuse else ''}"
         case _:

@@ -7,6 +7,7 @@ from types import MappingProxyType
 from controlplane.catalog.fingerprint import fingerprint
 from controlplane.catalog.model import Catalog, External, Model, Profile, Scaling
 from controlplane.planning.policy import LoopSettings
+from llmgw.sim.lease_keeper import Times
 from llmgw.sim.world import World
 from llmgw.wire.messages import PortRange
 
@@ -38,6 +39,11 @@ class Scenario:
     routers: tuple[str, ...]
     catalog: Catalog
     settings: LoopSettings
+    controls: int
+    """How many control planes there are."""
+    alone: bool
+    """The one there is knows no standby: it leads by a lock (HA-01)."""
+    times: Times
     storm: float
     """How long faults are injected."""
     pause: float
@@ -83,8 +89,12 @@ def draw(world: World, given: Given) -> Scenario:
         settling_steady=300.0 if gentle else 40.0,
         settling_limit=450.0 if gentle else 90.0,
     )
+    controls = rng.choice((1, 1, 2, 2, 2, 3))
     return Scenario(
         nodes=nodes,
+        controls=controls,
+        alone=controls == 1 and rng.random() < 0.7,
+        times=rng.choice((Times(), Times(), Times(), Times(ttl=12.0, renew=2.0, margin=3.0))),
         routers=tuple(f"r{number}" for number in range(1, rng.randint(1, 2) + 1)),
         catalog=catalog_of(models),
         settings=settings,

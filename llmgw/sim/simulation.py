@@ -39,7 +39,8 @@ class Broken:
 @dataclass(frozen=True, slots=True)
 class Result:
     """How a seed ended. ``broken`` is ``None`` if all is well; ``settled`` is how
-    many virtual seconds after the last fault the desired state was reached."""
+    many virtual seconds after the last fault the desired state was reached; ``leaders``
+    counts how often somebody began to lead."""
 
     seed: int
     broken: Broken | None
@@ -50,6 +51,7 @@ class Result:
     virtual: float
     settled: float | None
     faults: Counter[str]
+    leaders: int
 
 
 class _Errors(logging.Handler):
@@ -102,6 +104,7 @@ def simulate(
         virtual=world.now - START,
         settled=settled,
         faults=world.faults,
+        leaders=world.leaders,
     )
 
 
@@ -149,8 +152,7 @@ def _come_to_rest(world: World, cluster: Cluster) -> float:
 def _ask_again(cluster: Cluster) -> None:
     """People retry what the control plane has parked: failures of the storm may be
     reported late, once connections are back."""
-    loop = cluster.control.loop
-    if loop is not None and cluster.control.alive:
-        for name, health in loop.view.health.items():
+    if cluster.term is not None:
+        for name, health in cluster.term.loop.view.health.items():
             if health.parked:
                 cluster.tell(RetryRequested(name, "ops"))

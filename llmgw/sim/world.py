@@ -23,7 +23,7 @@ LAST_LINES = 80
 MAX_STEPS_PER_SECOND = 20_000
 """More actions than this within one virtual second are a loop without progress."""
 
-_TICK = 1e-4
+TICK = 1e-4
 """Least delay of a clock's alarm: a real timer never rings earlier or more often."""
 
 
@@ -94,6 +94,8 @@ class World:
         self.trace = Trace(sink)
         self.steps = 0
         self.faults: Counter[str] = Counter()
+        self.leaders = 0
+        """How often somebody began to lead."""
         self.after_step: Callable[[], None] | None = None
         self.most_steps: int | None = None
         self._queue: list[tuple[float, int, Timer]] = []
@@ -161,7 +163,7 @@ class HostClock:
 
     def until(self, moment: float) -> float:
         """World seconds until this clock shows ``moment``."""
-        return max(_TICK, (moment - self.monotonic()) / self.rate)
+        return max(TICK, (moment - self.monotonic()) / self.rate)
 
     def restart(self, origin: float) -> None:
         """A reboot: the clock starts anew."""

@@ -69,6 +69,10 @@ SESSION = {
     "shutting_down": "the control plane is stopping: reconnect after the spread given",
     "timeout": "nothing was heard from the peer for too long",
     "overloaded": "too many registrations at once: try again later",
+    "revoked": "the identity was revoked: join it anew",
+    "join_refused": "the join token is wrong, used, expired, or for another identity",
+    "no_issuer": "this control plane cannot sign certificates: it has no issuing authority",
+    "epoch_unproven": "the peer has obeyed a higher epoch: the control plane checks whether it leads",
 }
 
 SHARD = {
@@ -108,6 +112,7 @@ REASON = {
     "source_not_fetched": "the node's agent cannot fetch weights from such a source",
     "multi_node": "a replica over several nodes is not placed by this release",
     "serving_stopped": "an operator stopped serving; llmgw start ends that",
+    "lease_in_doubt": "the store has not renewed the lease: nothing is placed, scaled or stopped until it does",
 }
 
 ADMIN = {
@@ -129,4 +134,6 @@ ADMIN = {
     "defined_in_file": "the model is written in a catalog file: change it there",
     "source_unusable": "the weights' source does not exist, cannot be reached or is refused",
     "internal_error": "an error of our own; the log has the details under the request id",
+    "not_leader": "this control plane stands by: ask the one that leads",
+    "timeout": "no request came in time over a new connection",
 }

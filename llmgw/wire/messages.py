@@ -137,7 +137,7 @@ class ShardSpec(Part, frozen=True):
 
     ``engine_key`` is the secret clients must present to the engine (ENG-03); it goes
     down with a start and is blanked on the way up (``keyed`` says whether there is
-    one). ``source`` is a weights source such as ``file:/srv/m.gguf``.
+    one, ``key_generation`` of which secret it is, SEC-08). ``source`` is a weights source such as ``file:/srv/m.gguf``.
     ``served_name`` is the model name the engine answers to. What of it makes no sense is
     for the agent to refuse in words, not for the decoder.
     """
@@ -164,6 +164,7 @@ class ShardSpec(Part, frozen=True):
     startup_timeout: Finite = 600.0
     engine_key: Name = ""
     keyed: bool = False
+    key_generation: Name = ""
 
     @property
     def key(self) -> ShardKey:
@@ -258,7 +259,8 @@ class Measurements(Part, frozen=True):
 
 
 class Hello(Message, frozen=True, tag="hello"):
-    """First frame of a session. The credential travels in the upgrade request."""
+    """First frame of a session. Who the node is its certificate has told (SEC-01).
+    ``authorities`` is the SHA-256, in hex, of the bundle of authorities it trusts."""
 
     node_id: Name
     version: Name
@@ -266,8 +268,11 @@ class Hello(Message, frozen=True, tag="hello"):
     newest_protocol: Count
     capabilities: Words = ()
     highest_epoch: Bytes = 0
+    leader: Name = ""
+    """Whose ``highest_epoch`` was: ``Welcome.leader`` of that time, empty = unknown."""
     last_command: Name | None = None
     boot_id: Name = ""
+    authorities: Name = ""
 
 
 class Register(Message, frozen=True, tag="register"):
@@ -298,6 +303,13 @@ class ShardExited(Message, frozen=True, tag="shard_exited"):
     exit: ShardExit
 
 
+class Renew(Message, frozen=True, tag="renew"):
+    """Ask for a new certificate of the same identity (SEC-01); ``request`` is a PEM CSR
+    with a new key. Answered by ``Credential``."""
+
+    request: Text
+
+
 CommandOutcome = Literal["accepted", "duplicate", "refused"]
 
 
@@ -314,7 +326,9 @@ class CommandResult(Message, frozen=True, tag="command_result"):
 
 
 class Welcome(Message, frozen=True, tag="welcome"):
-    """The session stands. ``epoch`` goes with every command (AGT-04)."""
+    """The session stands. ``epoch`` goes with every command (AGT-04); ``leader`` is the
+    random id of the process whose epoch it is: an agent obeys neither a lower epoch than
+    it has seen nor the same one of another leader."""
 
     session_id: str
     protocol: int
@@ -323,6 +337,7 @@ class Welcome(Message, frozen=True, tag="welcome"):
     heartbeat_seconds: float = 10.0
     silence_seconds: float = 30.0
     capabilities: tuple[str, ...] = ()
+    leader: str = ""
 
 
 class Refuse(Message, frozen=True, tag="refuse"):
@@ -384,8 +399,22 @@ class Goodbye(Message, frozen=True, tag="goodbye"):
     spread_seconds: float = 5.0
 
 
-Up = Hello | Register | Heartbeat | ShardChanged | ShardExited | CommandResult
-Down = Welcome | Refuse | HeartbeatAck | Start | Stop | Forget | Goodbye
+class Credential(Message, frozen=True, tag="credential"):
+    """What a node shows from now on, and whom it trusts (SEC-01, SEC-08).
+
+    ``certificate`` is a PEM chain for the last ``Renew``, empty if there is none.
+    ``authorities`` is a PEM bundle that replaces the node's, empty if it stays. ``renew``
+    asks for a ``Renew`` now. ``fault`` says why a ``Renew`` was refused.
+    """
+
+    certificate: str = ""
+    authorities: str = ""
+    renew: bool = False
+    fault: str = ""
+
+
+Up = Hello | Register | Heartbeat | ShardChanged | ShardExited | CommandResult | Renew
+Down = Welcome | Refuse | HeartbeatAck | Start | Stop | Forget | Goodbye | Credential
 
 
 class Unknown(msgspec.Struct, frozen=True):

@@ -6,8 +6,12 @@ JSON over HTTP on the control plane's router listener::
     POST /router/v1/report                       Report -> 204
     POST /router/v1/activate                     Activate -> Activation
     POST /router/v1/usage                        UsageBatch -> 204, once it is durable
+    POST /router/v1/identity                     Renewal -> Renewed
 
-each with ``Authorization: Bearer <router token>`` and ``Llmgw-Router: <router id>``.
+each over mTLS with ``Llmgw-Router: <router id>``, which must be the certificate's identity
+(SEC-01), and ``Llmgw-Epoch: <highest epoch of a table seen> <its leader>``. A control plane that does
+not lead answers 503 with the code ``not_leader`` and, if known, ``leader``: the address
+to go to.
 """
 
 from typing import Annotated, Literal
@@ -19,9 +23,14 @@ TABLE_PATH = "/router/v1/table"
 REPORT_PATH = "/router/v1/report"
 ACTIVATE_PATH = "/router/v1/activate"
 USAGE_PATH = "/router/v1/usage"
+IDENTITY_PATH = "/router/v1/identity"
 ROUTER_ID_HEADER = "Llmgw-Router"
+EPOCH_HEADER = "Llmgw-Epoch"
 MAX_TABLE = 64 * 1024 * 1024
 MAX_REPORT = 4 * 1024 * 1024
+
+
+_Name = Annotated[str, Meta(max_length=512)]
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
@@ -108,9 +117,14 @@ class RouteTable(Record, frozen=True):
     plane processes. While ``settling`` is true the control plane has not heard from
     every agent yet: endpoints a router knows from before, of models that are still
     listed, stay in use even if the table lacks them (REC-25), unless ``withdrawn``.
+
+    ``epoch`` is the publishing leader's, ``leader`` its random id: a router takes no table
+    of a lower epoch than it has seen, nor of the same one of another leader (HA-01).
     """
 
     generation: str
+    epoch: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 0
+    leader: str = ""
     settling: bool = False
     auth: bool = True
     models: tuple[RoutedModel, ...] = ()
@@ -136,14 +150,13 @@ class Report(Record, frozen=True):
     """Sent once a second by each router process. ``boot`` + ``sequence`` identify it
     so that nothing counts twice."""
 
-    boot: str
+    boot: _Name
     sequence: int
-    version: str
-    generation: str = ""
+    version: _Name
+    generation: _Name = ""
     endpoints: tuple[EndpointLoad, ...] = ()
 
 
-_Name = Annotated[str, Meta(max_length=512)]
 _Tokens = Annotated[int, Meta(ge=0, le=2**40)]
 _Seconds = Annotated[float, Meta(ge=0, le=1e9)]
 
@@ -196,6 +209,26 @@ class Activation(Record, frozen=True):
     """The control plane's answer: the model as it is routed now."""
 
     model: RoutedModel | None = None
+
+
+class Renewal(Record, frozen=True):
+    """Ask for a new certificate of the same identity (SEC-01): ``request`` is a PEM CSR with
+    a new key, empty to ask only for the authorities. ``authorities`` is the SHA-256, in
+    hex, of the bundle of authorities the router trusts."""
+
+    request: Annotated[str, Meta(max_length=8192)] = ""
+    authorities: Annotated[str, Meta(max_length=64)] = ""
+
+
+class Renewed(Record, frozen=True):
+    """A PEM chain for the request, empty if there is none; a PEM bundle of authorities that
+    replaces the router's, empty if its own is current; whether a request is wanted now;
+    why the request was refused."""
+
+    certificate: str = ""
+    authorities: str = ""
+    renew: bool = False
+    fault: str = ""
 
 
 _table_decoder = msgspec.json.Decoder(RouteTable)

@@ -6,6 +6,11 @@ PROTOCOL = 1
 OLDEST_PROTOCOL = 1
 """Oldest agent protocol this build still understands (the previous release's)."""
 
+RECONNECT_LIMIT = 30.0
+"""Seconds between two tries of an agent to reach a control plane, at most. Settling must
+outlast it, so that a control plane does not place anew what an agent is about to report
+(REC-24)."""
+
 UPGRADE = "llmgw-agent/1"
 """Value of the HTTP ``Upgrade`` header that opens an agent session."""
 

@@ -8,9 +8,12 @@ from typing import Any
 import pytest
 
 from llmgw.demo import engine
+from tests.fakes.postgresql import postgresql_server
 from tests.gguf import write_gguf
 from tests.harness import Cluster
 from tests.harness.models import llama_model
+
+__all__ = ["postgresql_server"]
 
 
 @pytest.fixture(scope="session")

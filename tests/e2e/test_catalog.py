@@ -169,14 +169,15 @@ def test_bad_settings(cluster: Make, part: str) -> None:
     assert "Traceback" not in process.output
 
 
-def test_listening_for_other_machines_is_refused(cluster: Make) -> None:
-    """Until connections are authenticated by certificates: loopback only, told by the setting's name."""
-    c = cluster({}, controlplane={"admin": {"listen": "0.0.0.0:17000"}, "agents": {"listen": "192.0.2.1:17001"}})
+def test_listening_for_other_machines(cluster: Make) -> None:
+    """API-02, SEC-01: the admin API asks for TLS first, told by the setting's name; what speaks TLS anyhow may."""
+    everywhere = {part: {"listen": "0.0.0.0:0"} for part in ("admin", "agents", "routers", "join")}
+    c = cluster({}, controlplane=everywhere)
     control = c.start_controlplane()
     until(lambda: not control.running, 15)
     assert control.process.returncode == 2
-    assert "admin.listen" in control.output
-    assert "agents.listen" in control.output
+    assert "admin.listen" in control.output and "admin.certificate" in control.output
+    assert not [part for part in ("agents", "routers", "join") if f"{part}.listen" in control.output], control.output
 
 
 @pytest.mark.parametrize("part", list(BAD_SETTINGS))

@@ -123,7 +123,7 @@ def test_a_drain_goes_on_under_a_new_control_plane(cluster: Make) -> None:
     ).start()
     client = c.client(c.serve("going", "staying"))
     going, staying = c.engine_pid("going"), c.engine_pid("staying")
-    stream = OpenStream(client, "going", max_tokens=110)
+    stream = OpenStream(client, "going", max_tokens=300)
     stream.goes_on(2)
     c.set_catalog({"staying": sim_model()})
     c.reload()

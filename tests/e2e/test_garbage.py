@@ -3,9 +3,11 @@
 import os
 import random
 import socket
+import ssl
 import struct
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,8 +16,8 @@ import requests
 from llmgw.wire import frames
 from llmgw.wire.messages import Heartbeat, Hello, Inventory, Register
 from llmgw.wire.versions import PROTOCOL, UPGRADE
-from tests.harness import Cluster, until
-from tests.harness.cluster import NODE
+from tests.harness import Cluster, identities, until
+from tests.harness.layout import NODE, ROUTER_ID
 from tests.harness.streams import OpenStream
 
 Make = Callable[..., Cluster]
@@ -41,11 +43,15 @@ def serving(cluster: Make, models: dict[str, Any]) -> Iterator[tuple[Cluster, Op
     assert c.answers(client, "endless")
 
 
-def send(port: int, data: bytes, wait: float = 0.3, close: bool = False) -> bytes:
-    """Send bytes and return what comes back until the peer closes or says nothing for a moment."""
+def send(port: int, data: bytes, context: ssl.SSLContext | None, wait: float = 0.3, close: bool = False) -> bytes:
+    """Send bytes, by TLS if there is a context, and return what comes back until the peer closes or says nothing
+    for a moment."""
     received = b""
     # A peer that already hung up, or says nothing, is an answer too.
-    with socket.create_connection(("127.0.0.1", port), timeout=5) as connection, suppress(OSError):
+    with ExitStack() as stack, suppress(OSError):
+        connection = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=5))
+        if context is not None:
+            connection = stack.enter_context(context.wrap_socket(connection))
         connection.sendall(data)
         if close:
             connection.shutdown(socket.SHUT_WR)
@@ -71,13 +77,20 @@ GARBAGE = [
 
 
 def test_garbage_to_every_http_listener(serving: tuple[Cluster, OpenStream, Any]) -> None:
-    """RTR-13, API-02: refused with a 4xx or a closed connection; never a 200, never a 5xx."""
+    """RTR-13, API-02, SEC-01: refused with a 4xx or a closed connection; never a 200, never a 5xx. To the listeners
+    for nodes and routers both in the clear, where TLS is asked for, and by whom they let in."""
     c, _, _ = serving
+    node = identities.client(c.layout.nodes[NODE].identity)
+    router = identities.client(c.layout.router_state / "identity")
+    nobody = identities.client(c.layout.nodes[NODE].identity, shown=False)
+    (site,) = c.layout.control_planes.values()
+    doors = [(port, None) for port in (site.admin, site.agents, site.routers, site.join, c.router_port)]
+    doors += [(site.agents, node), (site.routers, router), (site.join, nobody)]
     rng = random.Random(7)
     noise = [rng.randbytes(rng.randint(1, 4000)) for _ in range(30)]
-    for port in (c.admin_port, c.agents_port, c.routers_port, c.router_port):
+    for port, context in doors:
         for data in [*GARBAGE, *noise]:
-            answer = send(port, data, wait=0.1, close=bool(len(data) % 2))
+            answer = send(port, data, context, wait=0.1, close=bool(len(data) % 2))
             status = answer[9:12]
             assert not answer or not answer.startswith(b"HTTP/") or status[:1] == b"4" or status in (b"501", b"505"), (
                 port,
@@ -86,15 +99,15 @@ def test_garbage_to_every_http_listener(serving: tuple[Cluster, OpenStream, Any]
             )
 
 
-def upgrade(c: Cluster, token: str | None = None, node: str = NODE) -> socket.socket:
-    """A connection after its upgrade request was sent."""
-    connection = socket.create_connection(("127.0.0.1", c.agents_port), timeout=5)
+def upgrade(c: Cluster, folder: Path | None = None, node: str = NODE) -> ssl.SSLSocket:
+    """A connection after its upgrade request was sent: with the node's identity, or what is in ``folder``."""
+    plain = socket.create_connection(("127.0.0.1", c.agents_port), timeout=5)
+    connection = identities.client(folder or c.layout.nodes[NODE].identity).wrap_socket(plain)
     head = [
         "GET /agent/v1/session HTTP/1.1",
         "Host: x",
         "Connection: Upgrade",
         f"Upgrade: {UPGRADE}",
-        f"Authorization: Bearer {c.secrets['node token'] if token is None else token}",
         f"Llmgw-Node: {node}",
     ]
     connection.sendall("\r\n".join([*head, "", ""]).encode())
@@ -129,15 +142,31 @@ def hello(oldest: int = PROTOCOL, newest: int = PROTOCOL, node: str = NODE) -> b
     return frames.encode(Hello(node_id=node, version="0", oldest_protocol=oldest, newest_protocol=newest))
 
 
-def test_wrong_credentials_get_no_session(serving: tuple[Cluster, OpenStream, Any]) -> None:
-    """SEC: wrong token, another node's name, no such node: 401 with a code, the true session stands."""
+def test_wrong_credentials_get_no_session(serving: tuple[Cluster, OpenStream, Any], tmp_path: Path) -> None:
+    """SEC-01, SEC-02: a stranger's certificate, an expired one, none, one of another kind or of another node: no
+    session and no word about anybody; the true session stands."""
     c, _, _ = serving
-    for token, node in (("at-" + "0" * 48, NODE), (None, "someone-else"), ("", NODE)):
-        with upgrade(c, token, node) as connection:
+    strange = identities.strangers().folder(tmp_path / "strange", "node", NODE, trusts=[identities.ours().root])
+    expired = identities.ours().expired(tmp_path / "expired", "node", NODE)
+    for context in (
+        identities.client(strange),
+        identities.client(expired),
+        identities.client(c.layout.nodes[NODE].identity, shown=False),
+    ):
+        with (
+            socket.create_connection(("127.0.0.1", c.agents_port), timeout=5) as plain,
+            pytest.raises(ssl.SSLError),
+            context.wrap_socket(plain) as connection,
+        ):
+            connection.recv(1)  # where TLS 1.3 tells that a certificate is refused
+    other = identities.ours().node(tmp_path / "other", "node-x")
+    router = identities.ours().router(tmp_path / "router", NODE)
+    for folder, node in ((other, NODE), (router, NODE), (None, "someone-else")):
+        with upgrade(c, folder, node) as connection:
             answer = head_of(connection) + closed(connection)
-            assert answer.startswith(b"HTTP/1.1 401"), answer
+            assert answer.startswith(b"HTTP/1.1 403"), answer
             assert b'"unauthorised"' in answer
-            assert c.secrets["node token"].encode() not in answer
+    assert {node["id"] for node in c.api("nodes")["nodes"]} == {NODE}
 
 
 def test_frames_that_cannot_be_read_end_only_their_session(serving: tuple[Cluster, OpenStream, Any]) -> None:
@@ -171,7 +200,7 @@ def test_frames_that_cannot_be_read_end_only_their_session(serving: tuple[Cluste
     assert "too" in c.controlplane.output
 
 
-def test_garbage_to_the_admin_and_router_interfaces(serving: tuple[Cluster, OpenStream, Any]) -> None:
+def test_garbage_to_the_admin_and_router_interfaces(serving: tuple[Cluster, OpenStream, Any], tmp_path: Path) -> None:
     """API-04: wrong bodies and methods get the error body, not a page and not a 500."""
     c, _, _ = serving
     for method, path, body in (
@@ -186,20 +215,23 @@ def test_garbage_to_the_admin_and_router_interfaces(serving: tuple[Cluster, Open
         answer = requests.request(method, f"{c.admin_url}/api/v1/{path}", data=body, headers=head, timeout=10)
         assert 400 <= answer.status_code < 500, (method, path, answer.status_code, answer.text)
         assert answer.json()["code"], answer.text
-    for token in ("", "rt-" + "0" * 48):
-        head = {"Authorization": f"Bearer {token}", "Llmgw-Router": "router-a"}
-        for path in ("table", "report", "activate"):
-            method = "GET" if path == "table" else "POST"
-            answer = requests.request(
-                method, f"http://127.0.0.1:{c.routers_port}/router/v1/{path}", headers=head, data=b"{", timeout=10
-            )
-            assert answer.status_code == 401, (path, answer.text)
-    head = {"Authorization": f"Bearer {c.secrets['router token']}", "Llmgw-Router": "router-a"}
-    for body in (b"", b"{", b"[]", b'{"boot": 1}', os.urandom(100)):
-        answer = requests.post(
-            f"http://127.0.0.1:{c.routers_port}/router/v1/report", headers=head, data=body, timeout=10
-        )
-        assert answer.status_code == 400, answer.text
+    url = f"https://127.0.0.1:{c.routers_port}/router/v1"
+    mine, another = routers(c.layout.router_state / "identity"), routers(identities.ours().node(tmp_path / "n", NODE))
+    for path in ("table", "report", "activate", "usage", "identity"):
+        method = "GET" if path == "table" else "POST"
+        answer = another.request(method, f"{url}/{path}", data=b"{", timeout=10)
+        assert answer.status_code == 403, (path, answer.text)
+    for path in ("report", "identity"):
+        for body in (b"", b"{", b"[]", b'{"boot": 1, "request": 1}', os.urandom(100)):
+            answer = mine.post(f"{url}/{path}", data=body, timeout=10)
+            assert answer.status_code == 400, (path, body, answer.text)
+
+
+def routers(folder: Path) -> requests.Session:
+    """A router's end, with the identity of a folder."""
+    session = identities.session(folder)
+    session.headers["Llmgw-Router"] = ROUTER_ID
+    return session
 
 
 def test_bad_requests_to_the_router(serving: tuple[Cluster, OpenStream, Any]) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from tests.e2e.test_gpu import UUIDS, fake_nvidia_smi
 from tests.harness import Cluster, until
-from tests.harness.cluster import NODE
+from tests.harness.layout import NODE
 from tests.harness.models import sim_model
 
 Make = Callable[..., Cluster]

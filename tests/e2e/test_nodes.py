@@ -1,21 +1,18 @@
 """What happens to nodes while models run on them: a control plane that comes back, a second node,
 cordons, another address, ports taken by strangers (REC-24, REC-25, PLC-03, PLC-13)."""
 
-import secrets
 import signal
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 import yaml
 
-from llmgw.demo.processes import end, marked
 from tests.harness import Cluster, until
-from tests.harness.cluster import MARK, NODE, private
+from tests.harness.layout import NODE
 from tests.harness.models import sim_model
-from tests.harness.process import Process
 from tests.harness.streams import OpenStream
 
 OTHER = "node-b"
@@ -32,52 +29,6 @@ def cluster(tmp_path: Path) -> Iterator[Make]:
         yield lambda catalog, **options: stack.enter_context(Cluster(tmp_path, catalog, **options))
 
 
-class SecondNode:
-    """Another agent of an installation, which it is enrolled in before the control plane starts."""
-
-    def __init__(self, cluster: Cluster) -> None:
-        self.cluster = cluster
-        self.state = cluster.folder / "agent-b"
-        token = "at-" + secrets.token_hex(24)
-        tokens = yaml.safe_load((cluster.folder / "fleet-tokens.yaml").read_text())
-        tokens["nodes"][OTHER] = token
-        private(cluster.folder / "fleet-tokens.yaml", yaml.safe_dump(tokens))
-        private(cluster.folder / "agent-b.token", token)
-        settings = yaml.safe_load(cluster.settings("agent").read_text())
-        first, last = cluster.engine_ports
-        middle = (first + last) // 2
-        cluster.settings("agent").write_text(yaml.safe_dump({**settings, "engine_ports": f"{first}-{middle}"}))
-        settings |= {"node_id": OTHER, "state_dir": str(self.state), "engine_ports": f"{middle + 1}-{last}"}
-        settings["token_file"] = str(cluster.folder / "agent-b.token")
-        cluster.settings("agent-b").write_text(yaml.safe_dump(settings))
-
-    def start(self) -> Process:
-        """Start it; does not wait."""
-        command = [*self.cluster.agent.command[:-1], str(self.cluster.settings("agent-b"))]
-        log = self.cluster.folder / "agent-b.log"
-        return Process("agent-b", command, log, {MARK: str(self.cluster.folder)})
-
-    def pids(self) -> set[int]:
-        """Its engines."""
-        return {engine.pid for engine in marked("LLMGW_AGENT_STATE", str(self.state))}
-
-
-@contextmanager
-def second_node(cluster: Cluster) -> Iterator[SecondNode]:
-    """A second node whose processes end with the block."""
-    node = SecondNode(cluster)
-    try:
-        yield node
-    finally:
-        end(lambda: [one for one in marked(MARK, str(cluster.folder)) if "agent-b.yaml" in one.command], 5.0)
-        assert not end(lambda: marked("LLMGW_AGENT_STATE", str(node.state)), 0.5)
-
-
-def connected(cluster: Cluster, node: str) -> bool:
-    """Whether a node is in session."""
-    return bool(cluster.api(f"nodes/{node}")["status"] == "connected")
-
-
 def test_a_returned_control_plane_waits_for_the_node_that_has_the_engine(cluster: Make) -> None:
     """Case 17, REC-24, REC-25: one node is back at once, the other, whose engine serves, is late. No second
     engine is started meanwhile, no new request fails, and the first one is adopted.
@@ -85,37 +36,36 @@ def test_a_returned_control_plane_waits_for_the_node_that_has_the_engine(cluster
     Without settling the model would be placed on the node that is there; without routers that keep what they
     know while it lasts, requests would fail.
     """
-    c = cluster({"simulated": sim_model("--loop", "--decode-rate", "40", "--context", "100000")}, controlplane=PATIENT)
-    with second_node(c) as other:
-        c.start()
-        agents = {NODE: c.agent, OTHER: other.start()}
-        key = c.serve("simulated")
-        until(lambda: connected(c, OTHER), 10, "the second node is there")
-        client = c.client(key)
-        replica = c.replica("simulated")
-        (home,) = {shard["node"] for shard in replica["shards"]}
-        pids = c.engine_pids() | other.pids()
-        stream = OpenStream(client, "simulated", max_tokens=90_000)
-        stream.goes_on()
+    c = cluster(
+        {"simulated": sim_model("--loop", "--decode-rate", "40", "--context", "100000")},
+        controlplane=PATIENT,
+        nodes=(NODE, OTHER),
+    ).start()
+    client = c.client(c.serve("simulated"))
+    replica = c.replica("simulated")
+    (home,) = {shard["node"] for shard in replica["shards"]}
+    (away,) = {NODE, OTHER} - {home}
+    pids = c.engine_pids()
+    stream = OpenStream(client, "simulated", max_tokens=90_000)
+    stream.goes_on()
 
-        agents[home].signal(signal.SIGSTOP)
-        c.controlplane.kill()
+    c.part(home).pause()
+    c.controlplane.kill()
+    assert c.answers(client, "simulated")
+    c.controlplane.restart()
+    until(lambda: c.admin_up() and c.node_in_session(away), 15, "the node without the engine is back")
+    assert c.api("status")["settling"]["active"]
+    begin = c.api("status")["uptime_seconds"]
+    while c.api("status")["uptime_seconds"] < begin + 1.2:  # some passes of the loop
         assert c.answers(client, "simulated")
-        c.controlplane.restart()
-        away = next(node for node in agents if node != home)
-        until(lambda: c.admin_up() and connected(c, away), 15, "the node without the engine is back")
-        assert c.api("status")["settling"]["active"]
-        begin = c.api("status")["uptime_seconds"]
-        while c.api("status")["uptime_seconds"] < begin + 1.2:  # some passes of the loop
-            assert c.answers(client, "simulated")
-        assert c.engine_pids() | other.pids() == pids
-        agents[home].signal(signal.SIGCONT)
-        until(lambda: c.replica("simulated")["id"] == replica["id"], 15, "it is known again")
-        until(lambda: not c.api("status")["settling"]["active"], 10, "settled")
-        stream.goes_on()
-        assert c.answers(client, "simulated")
-        assert c.engine_pids() | other.pids() == pids
-        stream.close()
+    assert c.engine_pids() == pids
+    c.part(home).resume()
+    until(lambda: c.replica("simulated")["id"] == replica["id"], 15, "it is known again")
+    until(lambda: not c.api("status")["settling"]["active"], 10, "settled")
+    stream.goes_on()
+    assert c.answers(client, "simulated")
+    assert c.engine_pids() == pids
+    stream.close()
 
 
 def test_a_cordon_outlives_its_node_and_its_control_plane(cluster: Make) -> None:
@@ -157,7 +107,7 @@ def test_a_silent_node_goes_on_serving(cluster: Make) -> None:
     while c.api("status")["uptime_seconds"] < begin + 1.2:
         assert c.answers(client, "simulated")
     c.agent.signal(signal.SIGCONT)
-    until(lambda: connected(c, NODE) and c.replica("simulated"), 15, "it is heard again")
+    until(lambda: c.node_in_session() and c.replica("simulated"), 15, "it is heard again")
     assert c.replica("simulated")["id"] == replica["id"]
     assert c.engine_pids() == before
 

@@ -4,16 +4,23 @@ import json
 import os
 import signal
 import socket
+import ssl
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import requests
 import yaml
 
+from controlplane.commands.shared import backend
+from controlplane.settings import load
+from controlplane.store.database import Database
+from controlplane.store.port import Enrolled
+from llmgw.runtime.files import private_directory
 from llmgw.runtime.settings import Address, parse_address
 from llmgw.wire.frames import Decoder, down_decoder, encode
 from llmgw.wire.messages import (
@@ -28,10 +35,12 @@ from llmgw.wire.messages import (
     Register,
     Unknown,
 )
+from tests.harness import identities
 
-NODE_TOKEN = "at-0123456789abcdef0123456789"
-ROUTER_TOKEN = "rt-0123456789abcdef0123456789"
+ROUTER = "router-1"
 DEADLINE = 30.0
+
+LISTENERS = ("agents.listen", "routers.listen", "join.listen", "admin.listen")
 
 CATALOG: dict[str, Any] = {
     "models": {
@@ -65,25 +74,22 @@ def until(condition: Any, what: str = "the condition", timeout: float = DEADLINE
 
 
 class ControlPlane:
-    """``python -m controlplane.main`` on ports of its own choice, in ``directory``."""
+    """``python -m controlplane.main`` on ports of its own choice, in ``directory``, with an identity of
+    the test run's authority. ``nodes`` were enrolled before its first start; others are by their
+    first contact."""
 
-    def __init__(
-        self, directory: Path, catalog: Any = None, nodes: tuple[str, ...] = ("node-1",), **settings: Any
-    ) -> None:
+    def __init__(self, directory: Path, catalog: Any = None, nodes: Collection[str] = (), **settings: Any) -> None:
         self.directory = directory
         self.config = directory / "controlplane.yaml"
         self.catalog = directory / "catalog.yaml"
-        self.tokens = directory / "tokens.yaml"
         self.state = directory / "state"
         self.catalog.write_text(yaml.safe_dump(CATALOG if catalog is None else catalog))
-        self.write_tokens(nodes)
+        self.identity = identities.ours().controlplane(directory / "identity")
         tree = {
             "state_dir": str(self.state),
             "catalog": str(self.catalog),
-            "fleet_tokens": str(self.tokens),
-            "agents": {"listen": "127.0.0.1:0"},
-            "routers": {"listen": "127.0.0.1:0"},
-            "admin": {"listen": "127.0.0.1:0"},
+            "identity": str(self.identity),
+            **{listener.removesuffix(".listen"): {"listen": "127.0.0.1:0"} for listener in LISTENERS},
         }
         for name, value in settings.items():
             section, _, leaf = name.partition("__")
@@ -92,15 +98,23 @@ class ControlPlane:
             else:
                 tree[section] = value
         self.config.write_text(yaml.safe_dump(tree))
+        if nodes:
+            self.enrol(*nodes)
         self.program = ["-m", "controlplane.main"]
         self.process: subprocess.Popen[str] | None = None
         self.addresses: dict[str, Address] = {}
+        self._making = threading.Lock()
 
-    def write_tokens(self, nodes: tuple[str, ...]) -> None:
-        self.tokens.touch(mode=0o600)
-        self.tokens.write_text(
-            yaml.safe_dump({"nodes": {n: f"{NODE_TOKEN}-{n}" for n in nodes}, "routers": {"router-1": ROUTER_TOKEN}})
-        )
+    def enrol(self, *nodes: str) -> None:
+        """Have nodes in its store that have never been seen. It must not be running."""
+        private_directory(self.state)
+        database = Database(backend(load(self.config, {}))).open()
+        try:
+            for node in nodes:
+                known = Enrolled(kind="node", name=node, enrolled_at=time.time(), enrolled_by="tests")
+                database.transact(lambda tx, known=known: tx.identities.put(known))
+        finally:
+            database.close()
 
     @property
     def log_file(self) -> Path:
@@ -118,7 +132,7 @@ class ControlPlane:
                 text=True,
             )
         assert self.process.stdout is not None
-        for _ in range(3):
+        for _ in LISTENERS:
             line = self.process.stdout.readline()
             if not line:
                 raise AssertionError(f"the control plane did not start: {self.log()}")
@@ -144,7 +158,14 @@ class ControlPlane:
 
     @property
     def routers(self) -> str:
-        return f"http://{self.addresses['routers.listen']}"
+        return f"https://{self.addresses['routers.listen']}"
+
+    def router(self, name: str = ROUTER, folder: Path | None = None) -> requests.Session:
+        """A router's end: shows its identity, or what is in ``folder``, and says that it is ``name``."""
+        folder = folder or self._peer("router", name)
+        session = identities.session(folder)
+        session.headers["Llmgw-Router"] = name
+        return session
 
     @property
     def token(self) -> str:
@@ -156,6 +177,12 @@ class ControlPlane:
         """The header that the admin API asks for."""
         return {"Authorization": f"Bearer {self.token}"}
 
+    def _peer(self, kind: str, name: str) -> Path:
+        """The identity of a node or router, made once."""
+        with self._making:
+            folder = self.directory / "peers" / f"{kind}-{name}"
+            return folder if folder.exists() else identities.ours().folder(folder, kind, name)
+
     def get(self, path: str) -> Any:
         answer = requests.get(f"{self.api}/api/v1/{path}", headers=self.auth, timeout=DEADLINE)
         assert answer.status_code == 200, answer.text
@@ -165,17 +192,19 @@ class ControlPlane:
         text = requests.get(f"{self.api}/metrics", timeout=DEADLINE).text
         return float(next(line.split()[-1] for line in text.splitlines() if line.startswith(name)))
 
-    def agent(self, node: str = "node-1") -> "Agent":
-        return Agent(self.addresses["agents.listen"], node)
+    def agent(self, node: str = "node-1", folder: Path | None = None) -> "Agent":
+        """A node's end: shows its identity, or what is in ``folder``, and says that it is ``node``."""
+        folder = folder or self._peer("node", node)
+        return Agent(self.addresses["agents.listen"], node, identities.client(folder))
 
 
 class Agent:
-    """An agent's end of a session, driven by hand over a blocking socket."""
+    """An agent's end of a session, driven by hand over a blocking connection. TLS 1.3 tells a client
+    that its certificate is refused by the first thing that it reads."""
 
-    def __init__(self, address: Address, node: str = "node-1", token: str | None = None) -> None:
+    def __init__(self, address: Address, node: str, tls: ssl.SSLContext) -> None:
         self.node = node
-        self.token = f"{NODE_TOKEN}-{node}" if token is None else token
-        self.sock = socket.create_connection(address, timeout=DEADLINE)
+        self.sock = tls.wrap_socket(socket.create_connection(address, timeout=DEADLINE))
         self.decoder: Decoder[Down] = down_decoder()
         self._received: Iterator[Down | Unknown] = iter(())
 
@@ -187,7 +216,6 @@ class Agent:
             "Host": "controlplane",
             "Connection": "Upgrade",
             "Upgrade": "llmgw-agent/1",
-            "Authorization": f"Bearer {self.token}",
             "Llmgw-Node": self.node,
             **headers,
         }

@@ -1,24 +1,30 @@
 """The control plane's end of sessions, for tests of the real agent: a listener on loopback
-that a test scripts by hand. Threads, blocking sockets."""
+that a test scripts by hand. TLS, as each side has to show who it is; threads."""
 
 import contextlib
 import json
 import queue
 import socket
+import tempfile
 import threading
+from pathlib import Path
 
 from llmgw.wire import frames
 from llmgw.wire.messages import Heartbeat, HeartbeatAck, Hello, Register, Welcome
+from tests.fakes.duplex import Duplex
+from tests.harness import identities
 
 ACCEPT = b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: llmgw-agent/1\r\n\r\n"
 
 
 class Peer:
-    """One agent's connection. ``inbox`` holds what it sent, heartbeats apart."""
+    """One agent's connection. ``inbox`` holds what it sent, heartbeats apart; ``uri`` is the
+    identity that its certificate shows."""
 
     def __init__(self, connection, head):
         self.connection = connection
         self.head = head
+        self.uri = identities.uri_of(connection.tls)
         self.inbox = queue.Queue()
         self.heartbeats = queue.Queue()
         self.closed = threading.Event()
@@ -41,10 +47,15 @@ class Peer:
 
 
 class ControlPlane:
-    """``welcome`` is sent to each hello (``None``: nothing). ``refuse_upgrade`` answers
-    with that status, code and message instead."""
+    """``welcome``, any message, is sent to each hello (``None``: nothing). ``refuse_upgrade``
+    answers with that status, code and message instead. It shows what is in ``folder``:
+    ``show`` changes it; ``faults`` are handshakes that failed."""
 
-    def __init__(self):
+    def __init__(self, authority=None):
+        self.authority = authority or identities.ours()
+        self.faults = []
+        with tempfile.TemporaryDirectory() as folder:
+            self.show(self.authority.controlplane(Path(folder)))
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self.listener.getsockname()[1]}"
         self.sessions = queue.Queue()
@@ -55,6 +66,10 @@ class ControlPlane:
             session_id="s1", protocol=1, version="0.1.0", epoch=1, heartbeat_seconds=0.2, silence_seconds=5.0
         )
         threading.Thread(target=self._accept, daemon=True).start()
+
+    def show(self, folder):
+        """Present and trust what an identity folder holds, from the next connection on."""
+        self.context = identities.server(folder)
 
     def session(self, timeout=45):
         """The next session: its peer, hello and first registration."""
@@ -74,7 +89,21 @@ class ControlPlane:
                 return
             threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
 
-    def _serve(self, connection):
+    def _serve(self, plain):
+        try:
+            plain.settimeout(10)
+            connection = Duplex(self.context.wrap_socket(plain, server_side=True))
+        except OSError as error:
+            self.faults.append(error)
+            plain.close()
+            return
+        try:
+            self._speak(connection)
+        except OSError as error:
+            self.faults.append(error)
+            connection.close()
+
+    def _speak(self, connection):
         head = b""
         while not head.endswith(b"\r\n\r\n"):
             data = connection.recv(1)

@@ -15,21 +15,23 @@ from pathlib import Path
 
 import pytest
 import yaml
+from msgspec.structs import replace
 
 from agent.supervise import proc
 from llmgw.wire.messages import (
     CommandResult,
     Forget,
     Goodbye,
+    Hello,
     Refuse,
     Register,
     ShardChanged,
     ShardExited,
 )
 from tests.fleet.scripted_control_plane import ControlPlane, Peer
+from tests.harness import identities
 from tests.unit.agent.shards import make_spec, start, stop
 
-TOKEN = "nt-secret-of-node-a"
 KEY = "ek-00112233445566778899"
 
 # A GGUF-loving engine in the eyes of the agent: answers /health, and does what its model file says.
@@ -75,12 +77,11 @@ class Node:
         self.engine = root / "engine"
         self.engine.write_text(ENGINE.format(python=sys.executable))
         self.engine.chmod(0o755)
-        (root / "token").write_text(TOKEN + "\n")
-        (root / "token").chmod(0o600)
+        self.identity = identities.ours().node(root / "identity", "node-a")
         self.settings = {
             "node_id": "node-a",
             "control_planes": [address],
-            "token_file": str(root / "token"),
+            "identity": str(self.identity),
             "state_dir": str(self.state),
             "engine_ports": "1024-65535",
             "labels": {"room": "r1"},
@@ -158,17 +159,18 @@ def ready_session(control):
     return peer, hello, register
 
 
-def bring_up(peer, spec):
+def bring_up(peer, spec, **command):
     """Start a shard and wait until it is ready; its status."""
-    peer.send(start(spec))
+    peer.send(start(spec, **command))
     return peer.take(ShardChanged, where=lambda m: m.status.state == "ready" and m.status.spec.key == spec.key).status
 
 
 def test_registers_everything(control, node):
-    """AGT-01, AGT-02, PLC-12: hello with the credential, whole inventory, heartbeats with measurements."""
+    """AGT-01, AGT-02, PLC-12, SEC-01: its certificate's identity, whole inventory, heartbeats with measurements."""
     node.agent()
     peer, hello, register = ready_session(control)
-    assert f"Authorization: Bearer {TOKEN}" in peer.head
+    assert peer.uri == "llmgw:node:node-a"
+    assert "Authorization" not in peer.head
     assert "Llmgw-Node: node-a" in peer.head
     assert (hello.node_id, hello.oldest_protocol, hello.newest_protocol) == ("node-a", 1, 1)
     inventory = register.inventory
@@ -179,7 +181,7 @@ def test_registers_everything(control, node):
     first, second = peer.heartbeats.get(timeout=10), peer.heartbeats.get(timeout=10)
     assert second.sequence == first.sequence + 1
     assert second.measurements.memory_available_bytes > 0
-    assert TOKEN not in node.log()
+    assert (node.identity / "key.pem").read_text().splitlines()[1] not in node.log()
 
 
 def test_start_ready_stop(control, node):
@@ -367,12 +369,11 @@ def test_silent_control_plane_is_left(control, node):
 
 
 def test_refusals_are_told_in_the_log_and_tried_again(control, node):
-    """AGT-03: a wrong token or a refusal is said in words; the agent keeps trying."""
-    control.refuse_upgrade = (401, "unauthorised", "the token is wrong")
+    """AGT-03: a refusal is said in words; the agent keeps trying."""
+    control.refuse_upgrade = (403, "unauthorised", "the certificate is node-b's")
     node.agent()
     until(lambda: len(control.heads) >= 2)
-    assert "the token is wrong (unauthorised)" in node.log()
-    assert TOKEN not in node.log()
+    assert "the certificate is node-b's (unauthorised)" in node.log()
     control.refuse_upgrade = None
     welcome, control.welcome = control.welcome, None
     peer = control.sessions.get(timeout=15)
@@ -380,6 +381,27 @@ def test_refusals_are_told_in_the_log_and_tried_again(control, node):
     control.welcome = welcome
     control.session()
     assert "upgrade the agent (protocol_too_old)" in node.log()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"), [("strange", "does not trust"), ("expired", "expired"), ("their", "we do not trust")]
+)
+def test_wrong_certificates_are_told_in_the_log_and_tried_again(control, node, wrong, words):
+    """SEC-02: of an authority that they do not know, expired, or theirs of one that we do not know; what is mended
+    in the folder is used without a restart."""
+    ours, strangers = identities.ours(), identities.strangers()
+    if wrong == "strange":
+        strangers.folder(node.identity, "node", "node-a", trusts=[ours.root])
+    elif wrong == "expired":
+        ours.expired(node.identity, "node", "node-a")
+    else:
+        ours.folder(node.identity, "node", "node-a", trusts=[strangers.root])
+    node.agent()
+    until(lambda: words in node.log())
+    until(lambda: wrong == "their" or len(control.faults) >= 2)
+    ours.node(node.identity, "node-a")
+    control.session()
+    assert "Traceback" not in node.log()
 
 
 def test_several_control_planes(control, node):
@@ -572,7 +594,7 @@ def test_an_engine_that_answers_nothing_is_not_dead(control, node):
 
 
 def test_commands_are_deduplicated_after_kill_9(control, node):
-    """AGT-04: on disk, by id; and an older epoch is refused by the next agent too."""
+    """AGT-04: on disk, by id; the next agent too obeys no leader of an older epoch, nor a command of one."""
     agent = node.agent()
     peer, _, _ = ready_session(control)
     spec = node.spec()
@@ -582,7 +604,14 @@ def test_commands_are_deduplicated_after_kill_9(control, node):
     agent.kill()
     agent.wait()
     node.agent()
-    peer, hello, _ = control.session()
+    until(lambda: "is not obeyed: epoch 1 is older than 5" in node.log())
+    control.welcome = replace(control.welcome, epoch=5)
+
+    def registered(peer):
+        return any(isinstance(message, Register) for message in list(peer.inbox.queue))
+
+    peer = until(lambda: next(filter(registered, control.peers[1:]), None))
+    hello = peer.take(Hello)
     assert (hello.highest_epoch, hello.last_command) == (5, command.command_id)
     peer.send(command)
     assert peer.take(CommandResult).outcome == "duplicate"
@@ -603,9 +632,9 @@ def test_two_agents_never_share_a_state_directory(control, node):
 
 def test_bad_settings(node):
     """Errors a person sees: the place, what is wrong, the remedy; all at once; exit status 2, no traceback."""
-    node.settings |= {"control_planes": ["192.0.2.1:7001"], "node_id": "a b", "engines": {"llamacp": {"kind": "x"}}}
+    node.settings |= {"address": "a b", "node_id": "a b", "engines": {"llamacp": {"kind": "x"}}}
     assert node.agent().wait(15) == 2
-    for words in ("not loopback", "node_id: must be", "did you mean llamacpp", "3 faults"):
+    for words in ("address: must be", "node_id: must be", "did you mean llamacpp", "3 faults"):
         assert words in node.log()
     assert "Traceback" not in node.log()
 

@@ -4,6 +4,7 @@ import json
 import os
 import pty
 import select
+import shutil
 import stat
 import subprocess
 import sys
@@ -20,7 +21,9 @@ from controlplane.store.database import Database
 from controlplane.store.opening import backend_of
 from controlplane.store.sqlite import Sqlite
 from llmgw.demo.processes import end, marked
+from llmgw.identity.folder import Folder
 from tests.fakes.postgresql import Server
+from tests.harness import identities
 from tests.harness.ports import PortBlock
 from tests.harness.process import Process
 from tests.harness.waiting import until
@@ -37,8 +40,8 @@ class Machine:
         self.etc, self.state, self.home = folder / "etc", folder / "var", folder / "home"
         self.home.mkdir(mode=0o700)
         self.block = PortBlock()
-        ports = range(self.block.first, self.block.first + 4)
-        self.router, self.admin, self.agents, self.routers = (f"127.0.0.1:{port}" for port in ports)
+        ports = range(self.block.first, self.block.first + 5)
+        self.router, self.admin, self.agents, self.routers, self.join = (f"127.0.0.1:{port}" for port in ports)
         self.token_file = self.home / ".config" / "llmgw" / "token"
         self.environment = {**os.environ, "HOME": str(self.home), "NO_COLOR": "1", MARK: str(folder)}
         self.environment |= {"LLMGW_API": f"http://{self.admin}"}
@@ -56,7 +59,8 @@ class Machine:
             "--admin-listen": self.admin,
             "--agents-listen": self.agents,
             "--routers-listen": self.routers,
-            "--engine-ports": f"{self.block.first + 4}-{self.block.last}",
+            "--join-listen": self.join,
+            "--engine-ports": f"{self.block.first + 5}-{self.block.last}",
         }
         return [str(word) for pair in given.items() for word in pair]
 
@@ -82,7 +86,9 @@ class Machine:
         return Process(name, command, self.folder / f"{name}.log", {MARK: str(self.folder), "HOME": str(self.home)})
 
     def files(self) -> dict[str, bytes]:
-        return {str(file.relative_to(self.folder)): file.read_bytes() for file in sorted(self.etc.iterdir())}
+        """What init wrote, but for the store and the administrator's token."""
+        found = sorted([*self.etc.rglob("*"), *self.state.glob("*/identity/*")])
+        return {str(file.relative_to(self.folder)): file.read_bytes() for file in found if file.is_file()}
 
 
 @pytest.fixture
@@ -103,10 +109,14 @@ def test_from_nothing_to_an_answer(machine: Machine) -> None:
     assert key not in done.stderr
     for name in ("server", "agent ", "router"):
         assert f"llmgw {name} --config {machine.etc}" in done.stderr
-    for file in (*machine.etc.iterdir(), machine.token_file, machine.state / "controlplane" / "llmgw.db"):
+    keys = list(machine.folder.rglob("*key.pem"))
+    assert len(keys) == 5, "three parts, the issuer and the root"
+    private = [*machine.etc.glob("*.yaml"), *keys, machine.token_file, machine.state / "controlplane" / "llmgw.db"]
+    for file in private:
         assert stat.S_IMODE(file.stat().st_mode) == 0o600, file
-    for folder in (machine.etc, machine.state / "controlplane", machine.state / "agent", machine.state / "router"):
-        assert stat.S_IMODE(folder.stat().st_mode) == 0o700, folder
+    for folder in [machine.etc, *(found for found in machine.folder.glob("*/**/*") if found.is_dir())]:
+        if machine.home not in folder.parents:
+            assert stat.S_IMODE(folder.stat().st_mode) == 0o700, folder
 
     # As the catalog's own comment says.
     example = (machine.etc / "catalog.yaml").read_text().partition("models: {}\n")[2]
@@ -148,28 +158,33 @@ def test_from_nothing_to_an_answer(machine: Machine) -> None:
 
 def test_again_it_tells_and_adds_what_is_missing(machine: Machine) -> None:
     """CLI-04: nothing is made twice; a part that is missing is made; files with other
-    content are kept unless --force says so, and tokens always."""
+    content are kept unless --force says so, and identities always."""
     first = machine.init()
     before = machine.files()
     again = machine.init()
     assert again.stdout == "" and machine.files() == before
     assert "there is an administrator already" in again.stderr and "API keys already" in again.stderr
-    for name in ("router.yaml", "fleet-tokens.yaml", "agent.token"):
-        (machine.etc / name).unlink()
+    (machine.etc / "router.yaml").unlink()
+    shutil.rmtree(machine.state / "agent" / "identity")
     (machine.etc / "catalog.yaml").write_text("models: {}  # mine\n")
     third = machine.init()
     assert "with other content: kept" in third.stderr
     after = machine.files()
-    assert after["etc/router.token"] == before["etc/router.token"], "a token that is in use stays"
     assert after["etc/router.yaml"] == before["etc/router.yaml"]
-    tokens = yaml.safe_load((machine.etc / "fleet-tokens.yaml").read_text())
-    assert tokens["nodes"]["box"] == (machine.etc / "agent.token").read_text().strip()
-    assert tokens["routers"]["box-router"] == (machine.etc / "router.token").read_text().strip()
+    changed = {name for name in before if before[name] != after[name]}
+    assert changed == {
+        "etc/catalog.yaml",
+        "etc/authority/issued.jsonl",
+        "var/agent/identity/certificate.pem",
+        "var/agent/identity/key.pem",
+    }, "an identity that is in use stays"
+    for part, kind, name in (("agent", "node", "box"), ("router", "router", "box-router")):
+        assert Folder(machine.state / part / "identity").check(kind=kind, name=name) == []
     assert b"mine" in after["etc/catalog.yaml"]
     machine.init("--force")
     forced = machine.files()
     assert b"mine" not in forced["etc/catalog.yaml"]
-    assert forced["etc/fleet-tokens.yaml"] == after["etc/fleet-tokens.yaml"]
+    assert {name for name in after if after[name] != forced[name]} == {"etc/catalog.yaml"}
     assert first.stdout.strip()
     database = Database(Sqlite(machine.state / "controlplane" / "llmgw.db")).open()
     users = database.transact(lambda tx: tx.people.users())
@@ -178,6 +193,25 @@ def test_again_it_tells_and_adds_what_is_missing(machine: Machine) -> None:
     database.close()
     assert len(users) == 1 and len(keys) == 1
     assert {entry.kind for entry in audit} == {"user", "token", "key"} and {e.operation for e in audit} == {"init"}
+
+
+def test_identities_of_another_authority_are_told(machine: Machine) -> None:
+    """CLI-04, SEC-01: what is there is kept, and what is wrong with it is said, with the remedy; without the
+    authority nothing can be made, and nothing is."""
+    machine.init()
+    identities.strangers().node(machine.state / "agent" / "identity", "box")
+    kept = machine.files()
+    told = machine.init().stderr
+    assert machine.files() == kept
+    assert f"{machine.state}/controlplane/identity/authorities.pem: does not hold the authority of" in told
+    identities.ours().node(machine.state / "agent" / "identity", "another")
+    assert "is that of node another, not of node box" in machine.init().stderr
+
+    shutil.rmtree(machine.etc / "authority")
+    shutil.rmtree(machine.state / "agent" / "identity")
+    refused = machine.init(code=2).stderr
+    assert "node box cannot be made without it" in refused and "llmgw ctl cert issue" in refused
+    assert not (machine.etc / "authority").exists() and not (machine.state / "agent" / "identity").exists()
 
 
 def test_who_the_administrator_is(machine: Machine) -> None:

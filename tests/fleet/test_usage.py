@@ -19,11 +19,9 @@ from controlplane.store.opening import backend_of
 from controlplane.store.spool import waiting
 from llmgw.wire.messages import HeartbeatAck, Welcome
 from llmgw.wire.routing import MAX_REPORT, decode_table
-from tests.fakes.controlplane import ROUTER_TOKEN, ControlPlane, until
+from tests.fakes.controlplane import ControlPlane, until
 from tests.fakes.postgresql import Server
 from tests.harness.stalls import Stalls
-
-HEADERS = {"Authorization": f"Bearer {ROUTER_TOKEN}", "Llmgw-Router": "router-1"}
 
 DIES_BEFORE_DROP = """
 import os, runpy, signal, sys
@@ -46,8 +44,8 @@ def batch(sequence: int, records: int = 2, boot: str = "boot") -> dict[str, Any]
 
 
 def post(control_plane: ControlPlane, body: Any, **options: Any) -> requests.Response:
-    options.setdefault("headers", HEADERS)
-    return requests.post(f"{control_plane.routers}/router/v1/usage", json=body, timeout=20, **options)
+    with control_plane.router() as router:
+        return router.post(f"{control_plane.routers}/router/v1/usage", json=body, timeout=20, **options)
 
 
 def counted(control_plane: ControlPlane, url: str = "") -> tuple[int, int]:
@@ -77,8 +75,8 @@ def started(tmp_path: Path) -> Iterator[ControlPlane]:
 
 def test_the_listener_takes_batches_from_routers_only(started: ControlPlane) -> None:
     """TEN-06, SEC-01: authenticated as the other paths are, bounded, faults in words."""
-    assert post(started, batch(1), headers={}).status_code == 401
-    assert post(started, batch(1), headers={**HEADERS, "Llmgw-Router": "router-2"}).status_code == 401
+    assert post(started, batch(1), headers={"Llmgw-Router": ""}).status_code == 403
+    assert post(started, batch(1), headers={"Llmgw-Router": "router-2"}).status_code == 403
     good = post(started, batch(1))
     assert good.status_code == 204 and good.content == b""
     for body in (
@@ -101,9 +99,9 @@ def test_the_listener_takes_batches_from_routers_only(started: ControlPlane) -> 
         answer = post(started, body)
         assert answer.status_code == 400 and answer.json()["code"] == "validation_failed", str(body)[:80]
     url = f"{started.routers}/router/v1/usage"
-    assert requests.post(url, headers=HEADERS, data=b" " * (MAX_REPORT + 1), timeout=20).status_code == 413
-    assert requests.post(url, headers=HEADERS, data=b"[" * 100_000, timeout=20).status_code == 400
-    assert requests.get(url, headers=HEADERS, timeout=20).status_code == 405
+    assert started.router().post(url, data=b" " * (MAX_REPORT + 1), timeout=20).status_code == 413
+    assert started.router().post(url, data=b"[" * 100_000, timeout=20).status_code == 400
+    assert started.router().get(url, timeout=20).status_code == 405
     assert post(started, batch(2, records=5000)).status_code == 204
     until(lambda: counted(started) == (5002, 5002), "the requests in the store")
 
@@ -204,6 +202,7 @@ class Fleet:
             agent = self.control_plane.agent().upgrade().hello()
             agent.expect(Welcome)
             agent.register()
+            router = self.control_plane.router()
             while not self._stop.is_set():
                 self.rounds += 1
                 began = time.monotonic()
@@ -212,7 +211,7 @@ class Fleet:
                     continue
                 self._note("heartbeat", began)
                 began = time.monotonic()
-                answer = requests.get(f"{self.control_plane.routers}/router/v1/table", headers=HEADERS, timeout=20)
+                answer = router.get(f"{self.control_plane.routers}/router/v1/table", timeout=20)
                 decode_table(answer.content)
                 self._note("table", began)
                 self._stop.wait(0.02)

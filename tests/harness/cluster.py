@@ -2,11 +2,10 @@
 
 import json
 import os
-import secrets
 import signal
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -16,33 +15,24 @@ import requests
 import yaml
 
 from llmgw.demo.processes import Found, end, marked
-from tests.harness.ports import PortBlock
+from tests.harness.layout import CONTROLPLANE, NODE, ControlPlaneSite, Layout
 from tests.harness.process import Process
 from tests.harness.waiting import until
 
-QUICK: dict[str, Any] = {
-    "agents": {"heartbeat": "500ms", "silence": "3s"},
-    "loop": {"interval": "500ms"},
-    "nodes": {"unreachable_after": "3s", "lost_after": "2m"},
-    "settling": {"steady": "15s", "limit": "30s"},
-    "drain": {"grace": "5s"},
-    "stop": {"grace": "2s"},
-    "backoff": {"first": "200ms", "limit": "2s"},
-}
-"""Settings of the control plane for tests: the product's own are for people's patience."""
-
 ROOT = Path(__file__).resolve().parents[2]
 MARK = "LLMGW_TEST_CLUSTER"
-NODE = "node-a"
-ROUTER_ID = "router-a"
 
 
 class Cluster:
     """Use as a context manager: ``with Cluster(folder, catalog) as cluster: cluster.start()``.
 
     ``catalog`` is the ``models`` mapping of a catalog file. ``controlplane``, ``agent``
-    and ``router`` overlay the parts' settings. The parts are ``Process`` objects under
-    the same names, once started.
+    and ``router`` overlay the settings of each part of that kind. The parts are
+    ``Process`` objects once started: ``controlplane``, ``agent`` and ``router`` are the
+    first of each kind, ``part`` gives any by its name.
+
+    ``control_planes`` names several that stand by for each other, on the one store whose
+    URL is ``store`` (without it, a file of SQLite's). ``nodes`` names several nodes.
     """
 
     def __init__(
@@ -54,25 +44,34 @@ class Cluster:
         controlplane: Mapping[str, Any] | None = None,
         agent: Mapping[str, Any] | None = None,
         router: Mapping[str, Any] | None = None,
+        control_planes: Sequence[str] = (CONTROLPLANE,),
+        nodes: Sequence[str] = (NODE,),
+        store: str = "",
         name: str = "c",
     ) -> None:
-        self.folder = folder / name
-        self.folder.mkdir(mode=0o700)
         self._stack = ExitStack()
-        block = PortBlock()
-        self._stack.callback(block.close)
-        self.admin_port, self.agents_port, self.routers_port, self.router_port = range(block.first, block.first + 4)
-        self.engine_ports = (block.first + 4, block.last)
-        self.secrets: dict[str, str] = {
-            "node token": "at-" + secrets.token_hex(24),
-            "router token": "rt-" + secrets.token_hex(24),
-        }
-        self.agent_state = self.folder / "agent"
-        self._write_settings(controlplane or {}, agent or {}, router or {}, engines or {"sim": {"kind": "builtin"}})
+        self.layout = layout = Layout(folder / name, control_planes, nodes, store)
+        self._stack.callback(layout.close)
+        layout.write(
+            controlplane=controlplane or {},
+            agent=agent or {},
+            router=router or {},
+            engines=engines or {"sim": {"kind": "builtin"}},
+        )
+        self.folder = layout.folder
+        self.secrets = layout.secrets
+        self.router_port = layout.router_port
+        self._first = layout.control_planes[control_planes[0]]
+        self._asked = self._first
+        self.admin_port, self.agents_port, self.routers_port = (
+            self._first.admin,
+            self._first.agents,
+            self._first.routers,
+        )
+        first_node = layout.nodes[nodes[0]]
+        self.engine_ports, self.agent_state = first_node.engine_ports, first_node.state
+        self._processes: dict[str, Process] = {}
         self.set_catalog(catalog)
-        self.controlplane: Process
-        self.agent: Process
-        self.router: Process
 
     # ------------------------------------------------------------ life
 
@@ -87,44 +86,84 @@ class Cluster:
 
     def start(self) -> "Cluster":
         """Start all parts and wait until each answers."""
-        self.start_controlplane()
-        self.start_agent()
+        for name in self.layout.control_planes:
+            self.start_controlplane(name)
+        for name in self.layout.nodes:
+            self.start_agent(name)
         self.start_router()
         return self.wait_up()
 
-    def start_controlplane(self) -> Process:
-        """Start the control plane; does not wait."""
-        self.controlplane = self.run_part("controlplane")
-        return self.controlplane
+    def start_controlplane(self, name: str = "") -> Process:
+        """Start a control plane, the first without a name; does not wait."""
+        return self._run(name or self._first.name, "controlplane", name or self._first.name)
 
-    def start_agent(self) -> Process:
-        """Start the agent; does not wait."""
-        self.agent = self.run_part("agent")
-        return self.agent
+    def start_agent(self, node: str = "") -> Process:
+        """Start the agent of a node, the first without a name; does not wait."""
+        site = self.layout.nodes[node] if node else next(iter(self.layout.nodes.values()))
+        return self._run(site.name, "agent", site.part)
 
     def start_router(self) -> Process:
         """Start the router; does not wait."""
-        self.router = self.run_part("router")
-        return self.router
+        return self._run("router", "router", "router")
 
-    def run_part(self, part: str, settings: Path | None = None) -> Process:
-        """Start a part with its own settings file or another one."""
-        command = [sys.executable, "-m", f"{part}.main", "--config", str(settings or self.settings(part))]
-        return Process(part, command, self.folder / f"{part}.log", {MARK: str(self.folder)})
+    def run_part(self, part: str, settings: Path) -> Process:
+        """Start a part with another settings file than its own; it is none of the cluster's."""
+        return self._process(part, part, settings, part)
+
+    def part(self, name: str) -> Process:
+        """A started part: a control plane or a node by its name, or ``router``."""
+        return self._processes[name]
+
+    @property
+    def controlplane(self) -> Process:
+        """The first control plane."""
+        return self.part(self._first.name)
+
+    @property
+    def agent(self) -> Process:
+        """The agent of the first node."""
+        return self.part(next(iter(self.layout.nodes)))
+
+    @property
+    def router(self) -> Process:
+        """The router."""
+        return self.part("router")
+
+    def _run(self, name: str, module: str, file: str) -> Process:
+        self._processes[name] = self._process(name, module, self.settings(file), file)
+        return self._processes[name]
+
+    def _process(self, name: str, module: str, settings: Path, log: str) -> Process:
+        command = [sys.executable, "-m", f"{module}.main", "--config", str(settings)]
+        return Process(name, command, self.folder / f"{log}.log", {MARK: str(self.folder)})
 
     def wait_up(self, seconds: float = 20.0) -> "Cluster":
-        """Until admin API, router and agent's session are there."""
-        until(self.admin_up, seconds, f"the admin API answers\n{self.controlplane.tail()}")
+        """Until a control plane leads, the router has a table, and every agent is in session."""
+        until(self.admin_up, seconds, "an admin API answers")
         until(self.router_up, seconds, f"the router has a table\n{self.router.tail()}")
-        until(self.node_in_session, seconds, f"the agent is in session\n{self.agent.tail()}")
+        until(self.nodes_in_session, seconds, "every agent is in session")
         return self
 
     def admin_up(self) -> bool:
-        """Whether the admin API answers."""
-        try:
-            return requests.get(f"{self.admin_url}/api/v1/status", headers=self.auth, timeout=5).ok
-        except (requests.ConnectionError, FileNotFoundError):
-            return False
+        """Whether an admin API answers, of a control plane that leads."""
+        return self._leader() is not None
+
+    def leader(self, seconds: float = 20.0) -> str:
+        """The name of the control plane that leads, once one does."""
+        return until(self._leader, seconds, "a control plane leads", every=0.1).name  # type: ignore[union-attr]
+
+    def _leader(self) -> ControlPlaneSite | None:
+        """Who answers for the fleet; one that stands by sends people to another."""
+        sites = self.layout.control_planes.values()
+        for site in (self._asked, *(other for other in sites if other is not self._asked)):
+            try:
+                answer = requests.get(f"{site.admin_url}/api/v1/status", headers=_auth(site), timeout=5)
+            except (requests.RequestException, FileNotFoundError):
+                continue
+            if answer.ok:
+                self._asked = site
+                return site
+        return None
 
     def router_up(self) -> bool:
         """Whether the router is ready for requests."""
@@ -147,62 +186,23 @@ class Cluster:
 
     def settings(self, part: str) -> Path:
         """The settings file of a part."""
-        return self.folder / f"{part}.yaml"
+        return self.layout.settings(part)
 
     @property
     def catalog_file(self) -> Path:
         """The catalog."""
-        return self.folder / "catalog.yaml"
+        return self.layout.catalog
 
     def set_catalog(self, models: Mapping[str, Any]) -> None:
         """Write the catalog file (``reload`` makes the control plane read it)."""
         self.catalog_file.write_text(yaml.safe_dump({"models": dict(models)}))
 
-    def _write_settings(
-        self, controlplane: Mapping[str, Any], agent: Mapping[str, Any], router: Mapping[str, Any], engines: Any
-    ) -> None:
-        tokens = {"nodes": {NODE: self.secrets["node token"]}, "routers": {ROUTER_ID: self.secrets["router token"]}}
-        private(self.folder / "fleet-tokens.yaml", yaml.safe_dump(tokens))
-        private(self.folder / "agent.token", self.secrets["node token"])
-        private(self.folder / "router.token", self.secrets["router token"])
-        base: dict[str, dict[str, Any]] = {
-            "controlplane": {
-                "state_dir": str(self.folder / "controlplane"),
-                "catalog": str(self.catalog_file),
-                "fleet_tokens": str(self.folder / "fleet-tokens.yaml"),
-                "agents": {"listen": f"127.0.0.1:{self.agents_port}"},
-                "routers": {"listen": f"127.0.0.1:{self.routers_port}"},
-                "admin": {"listen": f"127.0.0.1:{self.admin_port}"},
-            },
-            "agent": {
-                "node_id": NODE,
-                "control_planes": [f"127.0.0.1:{self.agents_port}"],
-                "token_file": str(self.folder / "agent.token"),
-                "state_dir": str(self.agent_state),
-                "address": "127.0.0.1",
-                "engine_ports": "{}-{}".format(*self.engine_ports),
-                "hardware": {"gpu": "off"},
-                "engines": engines,
-            },
-            "router": {
-                "listen": f"127.0.0.1:{self.router_port}",
-                "workers": 2,
-                "control_plane": f"127.0.0.1:{self.routers_port}",
-                "router_id": ROUTER_ID,
-                "token_file": str(self.folder / "router.token"),
-                "state_dir": str(self.folder / "router"),
-            },
-        }
-        overlays = {"controlplane": merged(QUICK, controlplane), "agent": agent, "router": router}
-        for part, settings in base.items():
-            self.settings(part).write_text(yaml.safe_dump(merged(settings, overlays[part])))
-
     # ------------------------------------------------------------ interfaces
 
     @property
     def admin_url(self) -> str:
-        """Address of the admin API."""
-        return f"http://127.0.0.1:{self.admin_port}"
+        """Address of the admin API: of the control plane that led when it was looked for last."""
+        return self._asked.admin_url
 
     @property
     def router_url(self) -> str:
@@ -212,16 +212,19 @@ class Cluster:
     @property
     def token_file(self) -> Path:
         """The file with the local token of the admin API."""
-        return self.folder / "controlplane" / "admin.token"
+        return self._asked.token_file
 
     @property
     def auth(self) -> dict[str, str]:
         """The header that the admin API asks for; the token is one of the run's secrets."""
-        self.secrets["admin token"] = self.token_file.read_text().strip()
-        return {"Authorization": f"Bearer {self.secrets['admin token']}"}
+        header = _auth(self._asked)
+        self.secrets[f"admin token of {self._asked.name}"] = header["Authorization"].removeprefix("Bearer ")
+        return header
 
     def api(self, path: str) -> Any:
-        """A resource of the admin API."""
+        """A resource of the admin API, of whichever control plane leads."""
+        if self.layout.shared:
+            assert self._leader() is not None, "no control plane leads"
         answer = requests.get(f"{self.admin_url}/api/v1/{path}", headers=self.auth, timeout=10)
         assert answer.ok, f"GET {path}: {answer.status_code} {answer.text}"
         return answer.json()
@@ -255,13 +258,14 @@ class Cluster:
             base_url=f"{self.router_url}/v1", api_key=key, **{"max_retries": 0, "timeout": 30} | options
         )
 
-    def engines(self) -> list[Found]:
-        """The processes of engines of this installation, from /proc."""
-        return marked("LLMGW_AGENT_STATE", str(self.agent_state))
+    def engines(self, node: str = "") -> list[Found]:
+        """The processes of engines of this installation, or of one node of it, from /proc."""
+        sites = [self.layout.nodes[node]] if node else self.layout.nodes.values()
+        return [found for site in sites for found in marked("LLMGW_AGENT_STATE", str(site.state))]
 
-    def engine_pids(self) -> set[int]:
+    def engine_pids(self, node: str = "") -> set[int]:
         """Their process ids."""
-        return {engine.pid for engine in self.engines()}
+        return {engine.pid for engine in self.engines(node)}
 
     def replica(self, model: str) -> dict[str, Any]:
         """The one live replica of a model, as the admin API has it; fails if it is not ready."""
@@ -310,26 +314,18 @@ class Cluster:
             raise AssertionError(str(error)) from error
         return True
 
-    def node_in_session(self) -> bool:
-        """Whether the control plane has the agent's session."""
-        return bool(self.api(f"nodes/{NODE}")["status"] == "connected")
+    def node_in_session(self, node: str = NODE) -> bool:
+        """Whether the control plane has the session of a node's agent."""
+        return bool(self.api(f"nodes/{node}")["status"] == "connected")
+
+    def nodes_in_session(self) -> bool:
+        """Whether it has those of all that were started."""
+        return all(self.node_in_session(node) for node in self.layout.nodes if node in self._processes)
 
     def reload(self) -> None:
         """Have the control plane read its catalog again (SIGHUP)."""
         self.controlplane.signal(signal.SIGHUP)
 
 
-def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """``base`` with ``over`` laid over it, section by section."""
-    result = dict(base)
-    for key, value in over.items():
-        both = isinstance(value, Mapping) and isinstance(result.get(key), Mapping)
-        result[key] = merged(result[key], value) if both else value
-    return result
-
-
-def private(file: Path, text: str) -> None:
-    """Write a file that only its owner can read, from its first byte on."""
-    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w") as stream:
-        stream.write(text)
+def _auth(site: ControlPlaneSite) -> dict[str, str]:
+    return {"Authorization": f"Bearer {site.token_file.read_text().strip()}"}

@@ -53,6 +53,14 @@ class Process:
         """Send a signal to this process alone."""
         self.process.send_signal(number)
 
+    def pause(self) -> None:
+        """Stop it where it is, with the processes of its session, as a machine that hangs does."""
+        os.killpg(self.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """End ``pause``."""
+        os.killpg(self.pid, signal.SIGCONT)
+
     def kill(self) -> None:
         """``kill -9``, and wait for its end."""
         self.process.kill()

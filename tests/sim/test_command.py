@@ -1,5 +1,7 @@
 """The simulator's command: replay of one seed, ranges, and what a failure prints."""
 
+import re
+
 import pytest
 from click.testing import CliRunner
 
@@ -27,6 +29,16 @@ def test_a_range_sums_up_faults_by_kind():
     assert "engine-crash" in result.output
     assert "connection-reset" in result.output
     assert "3 of 3 seeds passed" in result.output
+
+
+def test_a_range_tells_faults_of_leadership():
+    """First in the table; and how often somebody began to lead."""
+    result = _run("--seeds", "0:4", "--jobs", "1", "--storm", "200", "--only", "control-crash", "--only", "reset")
+    assert result.exit_code == 0, result.output
+    assert re.search(r"leadership .* leader-crash", result.output)
+    assert result.output.index("leader-crash") < result.output.index("connection-reset")
+    begun = re.search(r"a control plane began to lead (\d+) times", result.output)
+    assert begun is not None and int(begun[1]) > 4
 
 
 def test_a_failure_tells_invariant_events_and_replay(monkeypatch):

@@ -2,13 +2,14 @@
 
 from controlplane.store import port
 from controlplane.store.queries.decisions import IntentQueries, ModelQueries, SettingQueries
+from controlplane.store.queries.enrolment import EnrolmentQueries
 from controlplane.store.queries.identity import (
     KeyQueries,
-    LeadershipQueries,
     PeopleQueries,
     ScopeQueries,
     SecretQueries,
 )
+from controlplane.store.queries.lease import LeadershipQueries
 from controlplane.store.queries.records import AuditQueries, EventQueries, IdempotencyQueries
 from controlplane.store.queries.sql import Sql
 from controlplane.store.queries.usage import UsageQueries
@@ -23,6 +24,7 @@ class Queries:
         self.keys: port.Keys = KeyQueries(sql)
         self.scopes: port.Scopes = ScopeQueries(sql)
         self.people: port.People = PeopleQueries(sql)
+        self.identities: port.Identities = EnrolmentQueries(sql)
         self.models: port.Models = ModelQueries(sql)
         self.settings: port.SettingsTable = SettingQueries(sql)
         self.intents: port.Intents = IntentQueries(sql)

@@ -1,40 +1,13 @@
-"""Who may do what, and who leads: keys, scopes, people, secrets, the epoch."""
+"""Who may do what: keys, scopes, people, secrets."""
 
+from collections.abc import Collection
 from typing import Any, cast
 
-from sqlalchemy import Row, case, select
+from sqlalchemy import Row, select
 
-from controlplane.store.port import AdminToken, ApiKey, Grant, Role, Scope, User
+from controlplane.store.port import AdminToken, ApiKey, Grant, Role, Scope, StoredSecret, User
 from controlplane.store.queries.sql import Sql, whole
-from controlplane.store.tables import admin_tokens, api_keys, grants, leadership, scopes, secrets, users
-
-
-class LeadershipQueries:
-    """See ``port.Leadership``. Each is one statement, so that two processes at once never
-    take the same epoch."""
-
-    def __init__(self, sql: Sql) -> None:
-        self._sql = sql
-
-    def take_epoch(self, floor: int = 0) -> int:
-        """See the port."""
-        next_one = case((leadership.c.epoch < floor, floor), else_=leadership.c.epoch) + 1
-        statement = (
-            self._sql.insert(leadership)
-            .values(id=1, epoch=floor + 1)
-            .on_conflict_do_update(index_elements=["id"], set_={"epoch": next_one})
-            .returning(leadership.c.epoch)
-        )
-        return int(self._sql.connection.execute(statement).scalar_one())
-
-    def raise_epoch(self, epoch: int) -> None:
-        """See the port."""
-        statement = self._sql.insert(leadership).values(id=1, epoch=epoch)
-        self._sql.connection.execute(
-            statement.on_conflict_do_update(
-                index_elements=["id"], set_={"epoch": epoch}, where=leadership.c.epoch < epoch
-            )
-        )
+from controlplane.store.tables import admin_tokens, api_keys, grants, scopes, secrets, users
 
 
 class SecretQueries:
@@ -43,11 +16,48 @@ class SecretQueries:
     def __init__(self, sql: Sql) -> None:
         self._sql = sql
 
-    def get(self, name: str, candidate: bytes, now: float) -> bytes:
+    def begin(self, first: StoredSecret) -> tuple[StoredSecret, ...]:
         """See the port."""
-        values = whole(secrets, {"name": name, "value": candidate, "created_at": now})
-        self._sql.connection.execute(self._sql.insert(secrets).values(values).on_conflict_do_nothing())
-        return bytes(self._sql.connection.execute(select(secrets.c.value).where(secrets.c.name == name)).scalar_one())
+        known = self.all(first.name)
+        if known:
+            return known
+        self._sql.connection.execute(
+            self._sql.insert(secrets).values(whole(secrets, _secret_values(first))).on_conflict_do_nothing()
+        )
+        return self.all(first.name)
+
+    def all(self, name: str) -> tuple[StoredSecret, ...]:
+        """See the port."""
+        rows = self._sql.rows(select(secrets).where(secrets.c.name == name).order_by(secrets.c.number))
+        return tuple(
+            StoredSecret(row.name, row.number, row.mark, bytes(row.value), row.created_at, row.created_by)
+            for row in rows
+        )
+
+    def add(self, secret: StoredSecret) -> None:
+        """See the port."""
+        self._sql.add(
+            secrets, whole(secrets, _secret_values(secret)), f"generation {secret.number} of the secret {secret.name}"
+        )
+
+    def drop(self, name: str, generations: Collection[str]) -> None:
+        """See the port."""
+        for known in self.all(name)[:-1]:
+            if known.generation in generations:
+                self._sql.connection.execute(
+                    secrets.delete().where(secrets.c.name == name, secrets.c.number == known.number)
+                )
+
+
+def _secret_values(secret: StoredSecret) -> dict[str, Any]:
+    return {
+        "name": secret.name,
+        "number": secret.number,
+        "mark": secret.mark,
+        "value": secret.value,
+        "created_at": secret.created_at,
+        "created_by": secret.created_by,
+    }
 
 
 class KeyQueries:

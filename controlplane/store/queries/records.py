@@ -28,21 +28,10 @@ class AuditQueries:
     def __init__(self, sql: Sql) -> None:
         self._sql = sql
 
-    def add(self, entry: AuditEntry) -> None:
+    def add(self, *entries: AuditEntry) -> None:
         """See the port."""
-        values = {
-            "at": entry.at,
-            "actor": entry.actor,
-            "user_name": entry.user,
-            "token": entry.token,
-            "operation": entry.operation,
-            "kind": entry.kind,
-            "target": entry.target,
-            "request_id": entry.request_id,
-        }
-        self._sql.connection.execute(
-            audit.insert().values(cut(audit, values) | {"before": entry.before, "after": entry.after})
-        )
+        if entries:
+            self._sql.connection.execute(audit.insert(), [_audit_values(entry) for entry in entries])
 
     def page(
         self,
@@ -70,6 +59,20 @@ class AuditQueries:
     def drop_before(self, moment: float, limit: int) -> int:
         """See the port."""
         return self._sql.drop_before(audit, audit.c.at, moment, limit)
+
+
+def _audit_values(entry: AuditEntry) -> dict[str, Any]:
+    values = {
+        "at": entry.at,
+        "actor": entry.actor,
+        "user_name": entry.user,
+        "token": entry.token,
+        "operation": entry.operation,
+        "kind": entry.kind,
+        "target": entry.target,
+        "request_id": entry.request_id,
+    }
+    return cut(audit, values) | {"before": entry.before, "after": entry.after}
 
 
 def _entry(row: Row[Any]) -> AuditEntry:

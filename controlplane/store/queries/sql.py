@@ -50,11 +50,20 @@ class Sql:
         """The only row of a query, ``None`` if there is none."""
         return self.connection.execute(statement).one_or_none()
 
-    def put(self, table: Table, values: Values) -> None:
-        """Add a row, or replace the one of the same primary key."""
+    def put(self, table: Table, *rows: Values) -> None:
+        """Add rows, all with the same columns, or replace those of the same primary key."""
         keys = [column.name for column in table.primary_key]
-        rest = {name: value for name, value in values.items() if name not in keys}
-        self.connection.execute(self.insert(table).values(values).on_conflict_do_update(index_elements=keys, set_=rest))
+        rest = [name for name in rows[0] if name not in keys]
+
+        def replacing(insert: Any) -> Any:
+            return insert.on_conflict_do_update(
+                index_elements=keys, set_={name: insert.excluded[name] for name in rest}
+            )
+
+        if len(rows) == 1:
+            self.connection.execute(replacing(self.insert(table).values(rows[0])))
+        else:
+            self.add_many(table, rows, replacing)
 
     def add(self, table: Table, values: Values, what: str) -> None:
         """Add a row. Raises ``Duplicate`` if its primary key or another unique value is

@@ -3,11 +3,12 @@
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from sqlalchemy import BigInteger, ColumnElement, Row, cast, func, not_, or_, select, true
+from sqlalchemy import BigInteger, ColumnElement, Row, cast, func, not_, or_, select, true, tuple_
 
-from controlplane.store.port import Page, RequestEntry, UsageOf, UsageRow
+from controlplane.store.port import Counted, Page, RequestEntry, UsageOf, UsageRow
 from controlplane.store.queries.scan import Condition, Pages, Way, equal
-from controlplane.store.queries.sql import Sql, beneath, cut, limits_of, shortened
+from controlplane.store.queries.sequences import Sequences, flat, read
+from controlplane.store.queries.sql import Sql, beneath, limits_of, shortened
 from controlplane.store.tables import FAILED, requests, usage, usage_sources
 
 HOUR = 3600
@@ -21,6 +22,7 @@ MOST_SCOPES = 256
 
 _LIMITS = limits_of(requests)
 _KEY, _SCOPE, _MODEL = (_LIMITS[name] for name in ("key_id", "scope", "model"))
+_SOURCE, _BOOT = (limits_of(usage_sources)[name] for name in ("source", "boot"))
 _USAGE = ("start", "key_id", "scope", "model", *COUNTS)
 _REQUESTS = Pages(requests, (requests.c.at, requests.c.number))
 
@@ -35,28 +37,38 @@ class UsageQueries:
 
     def add(self, source: str, boot: str, sequence: int, entries: Sequence[RequestEntry], *, log: bool) -> bool:
         """See the port."""
-        return self.add_all((UsageOf(source, boot, sequence, entries),), log=log) == 1
+        return self.add_all((UsageOf(source, boot, sequence, entries),), log=log).new == 1
 
-    def add_all(self, batches: Sequence[UsageOf], *, log: bool) -> int:
+    def add_all(self, batches: Sequence[UsageOf], *, log: bool) -> Counted:
         """See the port."""
-        fresh = [batch for batch in batches if self._is_new(batch)]
+        senders = [(shortened(batch.source, _SOURCE), shortened(batch.boot, _BOOT)) for batch in batches]
+        known = self._known(senders)
+        fresh: list[UsageOf] = []
+        changed: dict[tuple[str, str], tuple[Sequences, float]] = {}
+        given_up = 0
+        for sender, batch in zip(senders, batches, strict=True):
+            sequences, at = known.get(sender, (Sequences(), 0.0))
+            taken = sequences.take(batch.sequence)
+            if taken is None:
+                continue
+            given_up += taken.given_up
+            newest = max(at, *(entry.at for entry in batch.entries), 0.0)
+            known[sender] = changed[sender] = (taken.sequences, newest)
+            fresh.append(batch)
+        if changed:
+            self._sql.add_many(usage_sources, [_source(*each) for each in sorted(changed.items())], _replacing)
         entries = [entry for batch in fresh for entry in batch.entries]
         if entries:
             self._sql.add_many(usage, _by_hour(entries), _adding)
             if log:
                 self._sql.add_many(requests, [_request_values(entry) for entry in entries])
-        return len(fresh)
+        return Counted(len(fresh), given_up)
 
-    def _is_new(self, batch: UsageOf) -> bool:
-        at = max((entry.at for entry in batch.entries), default=None)
-        named = {"source": batch.source, "boot": batch.boot, "sequence": batch.sequence, "at": at or 0.0}
-        statement = self._sql.insert(usage_sources).values(cut(usage_sources, named))
-        statement = statement.on_conflict_do_update(
-            index_elements=["source", "boot"],
-            set_={"sequence": batch.sequence} if at is None else {"sequence": batch.sequence, "at": at},
-            where=usage_sources.c.sequence < batch.sequence,
-        )
-        return bool(self._sql.rows(statement.returning(usage_sources.c.sequence)))
+    def _known(self, senders: Sequence[tuple[str, str]]) -> dict[tuple[str, str], tuple[Sequences, float]]:
+        """Of each router process that is known: what was counted, and the moment of its newest request."""
+        named = tuple_(usage_sources.c.source, usage_sources.c.boot).in_(sorted(set(senders)))
+        rows = self._sql.rows(select(usage_sources).where(named))
+        return {(row.source, row.boot): (read(row.sequence, row.gaps), row.at) for row in rows}
 
     def rows(
         self,
@@ -167,6 +179,18 @@ class UsageQueries:
         # Routers that reported nothing for as long will not repeat a batch.
         self._sql.drop_before(usage_sources, usage_sources.c.at, before - HOUR, limit)
         return self._sql.drop_before(usage, usage.c.start, before - HOUR + 1, limit)
+
+
+def _source(sender: tuple[str, str], told: tuple[Sequences, float]) -> dict[str, Any]:
+    """The row of a router process."""
+    sequences, at = told
+    return {"source": sender[0], "boot": sender[1], "sequence": sequences.highest, "at": at, "gaps": flat(sequences)}
+
+
+def _replacing(insert: Any) -> Any:
+    """Put in the place of what is there."""
+    replaced = {name: insert.excluded[name] for name in ("sequence", "at", "gaps")}
+    return insert.on_conflict_do_update(index_elements=list(usage_sources.primary_key), set_=replaced)
 
 
 def _hour(moment: float) -> int:

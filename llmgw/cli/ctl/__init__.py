@@ -18,6 +18,8 @@ COMMANDS = {
     "explain": (f"{_HERE}.models", "explain"),
     "top": (f"{_HERE}.top", "top"),
     "events": (f"{_HERE}.events", "events"),
+    "routers": (f"{_HERE}.enrol", "routers"),
+    "join-tokens": (f"{_HERE}.enrol", "join_tokens"),
     "node": (f"{_HERE}.nodes", "node"),
     "replica": (f"{_HERE}.replicas", "replica"),
     "cordon": (f"{_HERE}.intent", "cordon"),
@@ -41,7 +43,9 @@ COMMANDS = {
     "user": (f"{_HERE}.people", "user"),
     "tokens": (f"{_HERE}.people", "tokens"),
     "token": (f"{_HERE}.people", "token"),
+    "secrets": (f"{_HERE}.secrets", "secrets"),
     "whoami": (f"{_HERE}.people", "whoami"),
+    "cert": (f"{_HERE}.cert", "cert"),
     "settings": (f"{_HERE}.settings", "settings"),
     "log-level": (f"{_HERE}.catalog", "log_level"),
 }

@@ -6,9 +6,10 @@ import click
 
 from llmgw.cli import completion
 from llmgw.cli.client import Client, segment
+from llmgw.cli.ctl.enrol import adding, removing
 from llmgw.cli.groups import Group
-from llmgw.cli.options import api, example, output, watch
-from llmgw.cli.output import UNKNOWN, ago, clean, count, gb, gb_of, moment
+from llmgw.cli.options import api, confirm, example, output, watch, yes
+from llmgw.cli.output import UNKNOWN, ago, clean, count, gb, gb_of, listed, moment, plain, plural, say
 from llmgw.cli.tables import Row, fitting, gauge, table
 from llmgw.cli.watch import view
 
@@ -30,12 +31,14 @@ WIDE_ENOUGH = 110
 """Columns of a terminal from which on there is room for more."""
 
 
-@click.command(
+@click.group(
+    cls=Group,
+    invoke_without_command=True,
     epilog=example(
         "llmgw ctl nodes",
         "llmgw ctl nodes --status unreachable",
         "llmgw ctl nodes --domain rack=r12 --label tier=gold -o wide",
-    )
+    ),
 )
 @click.option("--status", type=click.Choice(STATUSES), help="Only nodes in this state.")
 @click.option("--domain", metavar="KIND=NAME", help="Only nodes there, such as rack=r12.")
@@ -44,7 +47,9 @@ WIDE_ENOUGH = 110
 @watch
 @output
 @api
+@click.pass_context
 def nodes(
+    context: click.Context,
     client: Client,
     *,
     form: str,
@@ -59,18 +64,40 @@ def nodes(
     CORES, MEM (GB) and devices are claimed of total, RUNS counts replicas; "-" is unknown. Excluded devices, engines
     that are not ready and cordons are told below their node.
     """
+    if context.invoked_subcommand is not None:
+        return
     query: dict[str, Any] = {"status": status, "domain": domain, "name": name, "label": list(label) or None}
-    none = (
-        "No node matches."
-        if any(query.values())
-        else "No node is enrolled. Add its token to the control plane's fleet_tokens and send it SIGHUP."
-    )
+    none = "No node matches." if any(query.values()) else "No node has joined. Let one join: llmgw ctl nodes add NAME"
     view(
         form,
         watch,
         lambda: client.all("nodes", "nodes", **query),
         lambda out, answer: show(out, answer["nodes"], form == "wide", none),
     )
+
+
+@nodes.command("accept-loss", epilog=example("llmgw ctl nodes accept-loss"))
+@yes
+@output
+@api
+def accept_loss(client: Client, yes: bool, form: str) -> None:
+    """Declare lost the nodes that went silent together.
+
+    When more than half of the nodes go silent within a minute, nothing is declared lost: the fault may be the control
+    plane's own network. This says that they are gone: what ran there is rebuilt elsewhere, at once. Nodes that come
+    back before are not lost.
+    """
+    loss = client.get("status", "problems").get("mass_loss")
+    if loss is not None:
+        which = f"{plural(len(loss['nodes']), 'node')} ({listed(loss['nodes'], 12)})"
+        confirm(f"Declare {which} lost and rebuild elsewhere what ran there?", yes)
+    answer = client.send("POST", "nodes/accept-loss", "nodes")
+    if not plain(answer, form):
+        say(f"{plural(len(answer['nodes']), 'node')} declared lost; what ran there is rebuilt elsewhere")
+
+
+nodes.add_command(adding("node"))
+nodes.add_command(removing("node", completion.nodes))
 
 
 def show(out: "Console", found: list[Node], wide: bool, none: str) -> None:

@@ -7,7 +7,7 @@ from llmgw.cli.output import clean, listed
 
 Problem = dict[str, Any]
 
-WORST_FIRST = ("serving", "store", "journal", "spool", "catalog", "nodes", "routers", "")
+WORST_FIRST = ("serving", "mass-loss", "lease", "store", "journal", "spool", "catalog", "nodes", "routers", "")
 EACH = ("model", "node", "engine", "device", "setting", "scope", "hold", "stale")
 """Order of kinds: what stops everything, what is not known here, what stops a part."""
 
@@ -47,9 +47,9 @@ def _head(problem: Problem) -> str:
 
 
 def _message(problem: Problem) -> str:
-    """What is wrong, without the name that stands before it."""
+    """What is wrong, without the name that stands before it where that begins a sentence."""
     kind, subject, message = (clean(problem[word]) for word in ("kind", "subject", "message"))
-    return message.replace(f"{kind} {subject} ", "")
+    return re.sub(rf"(^|: ){re.escape(f'{kind} {subject} ')}", r"\1", message)
 
 
 def _sort_of(problem: Problem) -> str:

@@ -96,7 +96,7 @@ def _why(replica: Replica, wide: bool) -> list[str]:
         by = f" by {clean(replica['replacement'])}" if replica.get("replacement") else ""
         words.append(f"restart {clean(replica['restart'])}{by}: {clean(replica.get('restart_asked', UNKNOWN))}")
     elif replica.get("stale"):
-        words.append("its profile has changed since it was started: llmgw ctl restart --stale")
+        words.append(f"{clean(replica.get('stale_because', UNKNOWN))}: llmgw ctl restart --stale")
     several = len(replica["shards"]) > 1
     for shard in replica["shards"]:
         said = []
@@ -196,7 +196,7 @@ def show_one(out: "Console", found: Replica) -> None:
 )
 @click.argument("replica", nargs=-1, shell_complete=completion.replicas)
 @click.option("--model", metavar="NAME", shell_complete=completion.models, help="Every replica of this model.")
-@click.option("--stale", is_flag=True, help="Every replica whose profile has changed since it was started.")
+@click.option("--stale", is_flag=True, help="Every replica that runs an older profile or engine key.")
 @click.option("--all", "everything", is_flag=True, help="Every replica there is; asks first.")
 @click.option("--reason", default="", help="Why; it is told with each replica.")
 @click.option("--in-place", is_flag=True, help="Stop the old one first, where there is no room for two.")

@@ -56,7 +56,9 @@ def _head(out: "Console", answer: Answer) -> None:
         if nodes.get(word)
     ]
     routers = answer["routers"]
-    head = f"llmgw {clean(answer['version'])}, epoch {answer['epoch']}, up {ago(answer.get('uptime_seconds'))}"
+    leader = answer["leader"]
+    name = f" on {clean(leader['name'])}" if leader["ha"] else ""
+    head = f"llmgw {clean(answer['version'])}{name}, epoch {answer['epoch']}, up {ago(answer.get('uptime_seconds'))}"
     below(out, f"{head}, {len(routers)} router process{'es' if len(routers) != 1 else ''}", 0)
     below(out, ", ".join(words), 0)
     settling = answer["settling"]

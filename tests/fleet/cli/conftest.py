@@ -31,8 +31,10 @@ def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlP
 
 
 @pytest.fixture
-def run(control_plane: ControlPlane) -> Run:
+def run(control_plane: ControlPlane, monkeypatch: pytest.MonkeyPatch) -> Run:
     """The command against the control plane: ``run("ctl", "status")``."""
+    # A command that becomes another program would take pytest with it, without a word.
+    monkeypatch.setattr("os.execv", lambda *_: pytest.fail("the command becomes another program"))
 
     def call(*arguments: str, stdin: str | None = None, **environment: str) -> Result:
         own = {"LLMGW_API": control_plane.api, "LLMGW_TOKEN_FILE": str(control_plane.state / "admin.token")}

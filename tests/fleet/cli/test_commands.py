@@ -27,7 +27,7 @@ def commands(group: click.Group = main, path: tuple[str, ...] = ()) -> list[tupl
     return found
 
 
-BECOME_OTHERS = {("sim-engine",), ("init",), ("store",)}
+BECOME_OTHERS = {("sim-engine",), ("sim-fleet",), ("init",), ("store",)}
 """Their help is written by what they become."""
 
 

@@ -21,10 +21,11 @@ import yaml
 from llmgw.wire.routing import Endpoint, RoutedKey, RoutedModel, RouteTable
 from tests.fakes.route_server import RouteServer
 from tests.fakes.upstream import FakeUpstream
+from tests.harness import identities
 from tests.harness.waiting import PATIENCE
 
 ROOT = Path(__file__).parents[3]
-TOKEN = "rt-0123456789abcdef0123456789abcdef"
+ROUTER_ID = "r1"
 KEY = "sk-llmgw-0123456789abcdef0123456789abcdef"
 
 
@@ -56,26 +57,27 @@ def table_of(
 
 
 class Router:
-    """A router process and the control plane it asks. ``settings`` are sections of its file."""
+    """A router process and the control plane it asks. ``settings`` are sections of its file. Its identity is
+    made unless ``directory`` has one; ``accepted``: it is the one that the control plane lets in."""
 
     def __init__(
-        self, directory: Path, table: RouteTable | None, workers: int = 1, token: str = TOKEN, **settings: Any
+        self, directory: Path, table: RouteTable | None, workers: int = 1, accepted: bool = True, **settings: Any
     ) -> None:
-        self.control = RouteServer(table, TOKEN) if table is not None else None
+        self.control = RouteServer(table, ROUTER_ID) if table is not None else None
+        self.identity = directory / "identity"
+        if not self.identity.exists():
+            identities.ours().router(self.identity, ROUTER_ID)
         self.directory = directory
         self._settings = {
             "listen": "127.0.0.1:0",
             "workers": workers,
-            "control_plane": f"127.0.0.1:{self.control.port if self.control else 1}",
-            "router_id": "r1",
-            "token_file": str(directory / "token"),
+            "control_planes": [f"127.0.0.1:{self.control.port if self.control else 1}"],
+            "router_id": ROUTER_ID,
+            "identity": str(self.identity),
             "state_dir": str(directory / "state"),
             **settings,
         }
-        file = directory / "token"
-        file.write_text(token + "\n")
-        file.chmod(0o600)
-        self.start(wait=table is not None and token == TOKEN)
+        self.start(wait=table is not None and accepted)
 
     def start(self, wait: bool = True) -> None:
         config = self.directory / "router.yaml"

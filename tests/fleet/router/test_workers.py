@@ -19,7 +19,8 @@ from llmgw.wire.routing import RoutedModel, decode_table
 from router.settings import TABLE_FILE
 from tests.fakes import upstream as fake
 from tests.fakes.upstream import FakeUpstream
-from tests.fleet.router.process import KEY, ROOT, TOKEN, Client, Router, endpoint, table_of, until
+from tests.fleet.router.process import KEY, ROOT, ROUTER_ID, Client, Router, endpoint, table_of, until
+from tests.harness import identities
 
 CHAT = '{"model":"m","messages":[]}'
 STREAM = '{"model":"m","messages":[],"stream":true}'
@@ -247,17 +248,32 @@ def test_an_endpoint_that_leaves(tmp_path, upstream):
     other.stop()
 
 
-def test_a_wrong_router_token(tmp_path, upstream):
-    """RTR-03: said once, with the remedy; the token itself is in no line."""
-    with Router(tmp_path, table(upstream), token="rt-wrong0123456789abcdef") as router:
-        until(lambda: "does not accept this router's token" in router.log.read_text(), 5, "the remedy")
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [("strange", "does not trust"), ("expired", "expired"), ("another", "unauthorised"), ("their", "we do not trust")],
+)
+def test_a_wrong_certificate(tmp_path, upstream, wrong, words):
+    """RTR-03, SEC-02: of an authority that they do not know, expired, another's, or theirs of one that we do not
+    know: said once, with the remedy."""
+    ours, strangers = identities.ours(), identities.strangers()
+    if wrong == "strange":
+        strangers.folder(tmp_path / "identity", "router", ROUTER_ID, trusts=[ours.root])
+    elif wrong == "their":
+        ours.folder(tmp_path / "identity", "router", ROUTER_ID, trusts=[strangers.root])
+    elif wrong == "expired":
+        ours.expired(tmp_path / "identity", "router", ROUTER_ID)
+    settings = {"router_id": "r2"} if wrong == "another" else {}
+    if wrong == "another":
+        ours.router(tmp_path / "identity", "r2")
+    with Router(tmp_path, table(upstream), accepted=False, **settings) as router:
+        until(lambda: "no route table" in router.log.read_text(), 5, "the fault")
         until(lambda: router.control.polls == 0 and router.get("/readyz").status == 503, 5, "not ready")
         assert router.log.read_text().count("no route table") == 1
-    assert "rt-wrong" not in router.log.read_text()
+        assert words in router.log.read_text()
 
 
 def test_secrets_are_in_no_log_and_no_command_line(tmp_path, upstream):
-    """SEC-03: the router's token, engine keys and clients' keys."""
+    """SEC-03: the router's own key, engine keys and clients' keys."""
     with Router(tmp_path, table(upstream), log={"level": "debug"}) as router, router.connect() as client:
         client.post(CHAT)
         client.answer()
@@ -269,7 +285,8 @@ def test_secrets_are_in_no_log_and_no_command_line(tmp_path, upstream):
         client.answer()
         lines = [" ".join(psutil.Process(pid).cmdline()) for pid in (router.process.pid, *router.workers)]
         text = router.log.read_text() + "\n".join(lines)
-    for secret in (TOKEN, upstream.key, KEY, "sk-llmgw-wrong-0123456789"):
+    own = (tmp_path / "identity" / "key.pem").read_text().splitlines()[1]
+    for secret in (own, upstream.key, KEY, "sk-llmgw-wrong-0123456789"):
         assert secret not in text
 
 
@@ -312,7 +329,7 @@ def test_a_reload_with_faults_changes_nothing(tmp_path, upstream):
         settings = yaml.safe_load(config.read_text())
         changed = {**settings, "limits": {"body_bytes": 2000}}
         for fault, words in (
-            ({"token_file": "/nowhere/token"}, "/nowhere/token"),
+            ({"identity": "/nowhere/identity"}, "/nowhere/identity"),
             ({"listen": f"127.0.0.1:{taken.getsockname()[1]}"}, "listen: cannot change"),
         ):
             before = router.workers
@@ -349,13 +366,12 @@ def test_kill_9_of_the_master(tmp_path, upstream):
 
 def test_an_address_in_use(tmp_path):
     """TST-7: named, with the remedy."""
-    (tmp_path / "token").write_text(TOKEN)
-    (tmp_path / "token").chmod(0o600)
+    identity = identities.ours().router(tmp_path / "identity", ROUTER_ID)
     config = tmp_path / "router.yaml"
     with socket.create_server(("127.0.0.1", 0)) as taken:
         listen = f"127.0.0.1:{taken.getsockname()[1]}"
-        settings = {"listen": listen, "state_dir": str(tmp_path / "state"), "token_file": str(tmp_path / "token")}
-        config.write_text(yaml.safe_dump(settings))
+        settings = {"listen": listen, "state_dir": str(tmp_path / "state"), "identity": str(identity)}
+        config.write_text(yaml.safe_dump({**settings, "router_id": ROUTER_ID}))
         done = run_router(config)
     assert done.returncode == 2
     assert f"listen: {listen} cannot be opened: stop what uses it" in done.stderr
@@ -383,7 +399,7 @@ def run_router(config):
         ),
         ({"router_id": "b\u00fcro", "state_dir": "/proc/x"}, ["router_id: 'b\\xfcro' must be", "state_dir: "]),
         ({"state_dir": "/proc/x"}, ["state_dir: /proc/x cannot be made"]),
-        ({"token_file": "/nowhere/token"}, ["/nowhere/token: ", "cannot be read"]),
+        ({"identity": "/nowhere/identity"}, ["/nowhere/identity: ", "is no directory", "llmgw join"]),
         ({"upstream": {"ca_file": "/nowhere/ca"}}, ["upstream.ca_file: /nowhere/ca cannot be used", "No such file"]),
         ({"upstream": {"ca_file": __file__}}, ["upstream.ca_file: ", "cannot be used as PEM certificates"]),
     ],

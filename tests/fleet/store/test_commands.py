@@ -21,7 +21,7 @@ from controlplane.store.database import Database
 from controlplane.store.opening import backend_of
 from controlplane.store.postgresql import Postgresql
 from controlplane.store.sqlite import Sqlite
-from llmgw.wire.messages import Start, Welcome
+from llmgw.wire.messages import Refuse, Start, Welcome
 from tests.fakes.controlplane import ControlPlane, until
 from tests.fakes.postgresql import Server
 from tests.unit.controlplane.operations.filled import filled, seen
@@ -97,6 +97,7 @@ def test_check_beside_a_running_control_plane(site: ControlPlane) -> None:
 
 def test_backup_while_it_runs_and_restore_after_a_loss(site: ControlPlane, tmp_path: Path) -> None:
     """STO-02: the machine loses its disk; the backup brings everything back but what came after it."""
+    site.enrol("node-1")  # which does not come: meanwhile nothing is decided
     before = seen(Sqlite(site.state / "llmgw.db"))
     site.start()
     to = tmp_path / "b.backup"
@@ -132,6 +133,7 @@ def test_a_restore_tells_what_is_valid_again(site: ControlPlane, tmp_path: Path)
     llmgw("store", "backup", "--config", site.config, "--to", to)
     assert ask("DELETE", f"{url}/keys/{key}").status_code in {200, 204}
     assert ask("DELETE", f"{url}/tokens/{token}").status_code in {200, 204}
+    assert ask("DELETE", f"{url}/identities/router/edge-1").status_code == 204
     agent = site.agent().upgrade().hello()
     agent.expect(Welcome)
     agent.register()
@@ -151,8 +153,13 @@ def test_a_restore_tells_what_is_valid_again(site: ControlPlane, tmp_path: Path)
     until(lambda: journal() and journal() <= events(), "events")
     site.stop()
     restored = llmgw("store", "restore", "--config", site.config, to, "--replace").stderr
-    assert "2 that were revoked" in restored and f"key {key} (leaked)" in restored
+    assert (
+        "3 that were revoked" in restored
+        and "certificate router/edge-1" in restored
+        and f"key {key} (leaked)" in restored
+    )
     assert f"token {token} (laptop of mallory)" in restored
+    assert facts("store", "check", "--config", site.config)["rows"]["join_tokens"] == 0, "one may have been used since"
     site.start()
     until(lambda: journal() <= events(), "the events since the backup")
     site.stop()
@@ -183,13 +190,21 @@ def test_agents_obey_after_a_restore(tmp_path: Path) -> None:
         agent.register()
         assert agent.expect(Start).epoch == epoch + 1
         agent.close()
-        assert "an agent had seen a higher epoch" not in site.log(), "it did not take the agent to tell"
+        assert "a peer had seen a higher epoch" not in site.log(), "it did not take the agent to tell"
         # And where the lost store had gone further than that, the agent's word counts.
         site.stop()
         site.start()
         agent = site.agent().upgrade().hello(highest_epoch=epoch + 5000)
-        assert agent.expect(Welcome).epoch > epoch + 5000
+        assert agent.expect(Refuse).code == "epoch_unproven", "the store is asked first"
         agent.close()
+
+        def welcome() -> Welcome | None:
+            agent = site.agent().upgrade().hello(highest_epoch=epoch + 5000)
+            answer = agent.receive()
+            agent.close()
+            return answer if isinstance(answer, Welcome) else None
+
+        assert until(welcome, "a welcome").epoch > epoch + 5000
     finally:
         site.stop(signal.SIGKILL)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import gevent
 import pytest
 
+from controlplane.leadership.lease import Claim, Holder
 from controlplane.store import access, database, postgresql
 from controlplane.store.access import StoreThreads
 from controlplane.store.database import Database
@@ -17,7 +18,7 @@ from controlplane.store.opening import backend_of
 from controlplane.store.port import Scope, StoreError, StoreUnavailable, Transaction
 from controlplane.store.postgresql import Postgresql
 from tests.fakes.postgresql import Server
-from tests.unit.controlplane.store.places import Place, hub_is_free, postgresql_place
+from tests.unit.controlplane.store.places import Place, hub_is_free, postgresql_place, take_epoch
 from tests.unit.controlplane.store.test_identity import key
 
 PASSWORD = "s3cret-Passw0rd"
@@ -168,32 +169,32 @@ def test_errors_hold_no_values(place: Place) -> None:
 def test_a_second_control_plane_is_kept_out(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """HA-01: as long as the first is connected; the holder is named; others may look and help."""
     monkeypatch.setattr(postgresql, "HANDOVER", 0.2)
-    first = opening(place, exclusive=True)
+    first = opening(place, lock="exclusive")
     with pytest.raises(
         StoreError, match=r"another control plane uses it \(llmgw .* process \d+ from the same machine\)"
     ):
-        opening(place, exclusive=True)
+        opening(place, lock="exclusive")
     place.open().transact(lambda tx: tx.scopes.put(scope("a")))
     first.close()
-    opening(place, exclusive=True).close()
+    opening(place, lock="exclusive").close()
 
 
 def test_a_control_plane_that_just_ended_is_waited_for(place: Place) -> None:
     """HA-01: a restart does not fail for the old process's last breath."""
-    first = opening(place, exclusive=True)
+    first = opening(place, lock="exclusive")
     ending = threading.Timer(0.3, first.close)
     ending.start()
-    second = opening(place, exclusive=True)
+    second = opening(place, lock="exclusive")
     ending.join()
     second.close()
 
 
 def test_a_lock_that_another_took_meanwhile_ends_our_writing(place: Place) -> None:
     """HA-01: after a broken connection the lock is taken again; if another holds it, nothing is written."""
-    backend = place.backend(exclusive=True)
+    backend = place.backend(lock="exclusive")
     first = Database(backend).open()
     first.close()  # as a server's restart does
-    second = opening(place, exclusive=True)
+    second = opening(place, lock="exclusive")
     with pytest.raises(StoreUnavailable, match="another control plane uses it"):
         first.transact(lambda tx: tx.scopes.put(scope("a")))
     second.close()
@@ -275,7 +276,7 @@ def test_work_that_never_fits_ends(place: Place, monkeypatch: pytest.MonkeyPatch
 
 def test_a_server_that_went_away_is_found_again(own_server: Server, own: Place) -> None:
     """STO-03: stopped: refused in words, nothing changed; started: all goes on, the lock is ours again."""
-    store = own.threads(exclusive=True)
+    store = own.threads(lock="exclusive")
     store.write(lambda tx: tx.keys.add(key(1)))
     own_server.stop()
     for call, words in ((store.write, "did not take it"), (store.read, "did not answer")):
@@ -299,7 +300,7 @@ def test_a_restart_between_two_calls_is_not_noticed(own_server: Server, own: Pla
     store.write(lambda tx: tx.keys.add(key(1)))
     own_server.stop()
     own_server.start()
-    assert store.write(lambda tx: tx.leadership.take_epoch()) == 1
+    assert store.write(take_epoch) == 1
     assert len(store.read(lambda tx: tx.keys.all())) == 1
     assert store.failures == 0
 
@@ -387,13 +388,13 @@ def test_a_commit_whose_answer_was_lost_is_uncertain(place: Place, postgresql_se
 
     def work(tx: Transaction) -> int:
         runs.append(1)
-        return tx.leadership.take_epoch()
+        return take_epoch(tx)
 
     with pytest.raises(StoreUnavailable, match="whether the change was kept is not known yet") as refused:
         store.transact(work)
     assert refused.value.uncertain and relay.cut.is_set() and len(runs) == 1
     relay.armed = False
-    assert store.transact(lambda tx: tx.leadership.take_epoch()) == 2, "it had been kept"
+    assert store.transact(take_epoch) == 2, "it had been kept"
     store.close()
     relay.close()
 
@@ -405,7 +406,7 @@ def test_a_connection_that_broke_before_the_commit_is_made_again(place: Place, p
 
     def work(tx: Transaction) -> int:
         runs.append(1)
-        epoch = tx.leadership.take_epoch()
+        epoch = take_epoch(tx)
         if len(runs) == 1:
             pid = tx.leadership._sql.connection.exec_driver_sql("SELECT pg_backend_pid()").scalar()
             postgresql_server.execute(f"SELECT pg_terminate_backend({pid}, 5000)")
@@ -413,6 +414,38 @@ def test_a_connection_that_broke_before_the_commit_is_made_again(place: Place, p
 
     assert store.write(work) == 1
     assert len(runs) == 2
+
+
+def test_who_stands_still_while_it_takes_the_lease_keeps_nobody_out(place: Place) -> None:
+    """HA-02: the row is locked until the commit, and whoever takes over must not wait for a
+    minute."""
+    frozen, other = place.open(), place.open()
+    claimed, over = threading.Event(), threading.Event()
+
+    def work(tx: Transaction) -> None:
+        tx.leadership.claim("frozen", Claim(), ttl=6.0, holder=Holder())
+        claimed.set()
+        over.wait(30)
+
+    def stand_still() -> None:
+        with pytest.raises(StoreUnavailable, match="nothing was changed"):
+            frozen.transact(work)
+
+    standing = threading.Thread(target=stand_still)
+    standing.start()
+    assert claimed.wait(10)
+    began = time.monotonic()
+    while True:
+        try:
+            row = other.transact(lambda tx: tx.leadership.claim("other", Claim(), ttl=6.0, holder=Holder()))
+        except StoreUnavailable:
+            assert time.monotonic() - began < 15
+        else:
+            break
+    over.set()
+    standing.join()
+    assert row.owner == "other"
+    assert other.transact(lambda tx: tx.leadership.read()) == row
 
 
 def test_a_server_that_is_not_there_at_the_start(tmp_path: Path) -> None:

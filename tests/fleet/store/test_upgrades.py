@@ -14,6 +14,7 @@ from controlplane.store.backup import unpacked
 from controlplane.store.check import look
 from controlplane.store.opening import backend_of
 from controlplane.store.schema import configuration, head
+from llmgw.wire.messages import Welcome
 from tests.fakes.controlplane import ControlPlane
 from tests.fakes.postgresql import Server
 from tests.unit.controlplane.store.test_schema import fill
@@ -42,13 +43,16 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
 def test_the_first_release_is_upgraded_with_a_backup_and_all_that_is_in_it(url: str, tmp_path: Path) -> None:
     """STO-01: a copy of the old schema is made first, whole and for its owner only; keys,
     cordons and the epoch are there afterwards; the next start upgrades nothing."""
-    control_plane = ControlPlane(tmp_path, store__url=url, nodes=("n1",)).start()
+    control_plane = ControlPlane(tmp_path, store__url=url).start()
     try:
         keys = {key["id"]: key for key in control_plane.get("keys")["keys"]}
         assert sorted(keys) == ["key-1", "key-2"]
         assert keys["key-1"]["name"] == "ü" and keys["key-1"]["models"] == ["a"]
         assert keys["key-2"]["revoked_at"] and keys["key-2"]["revoked_by"] == "eve"
+        agent = control_plane.agent("n1").upgrade().hello()
+        agent.expect(Welcome)
         assert control_plane.get("nodes/n1")["cordon"]["reason"] == "disk"
+        agent.close()
         assert control_plane.get("status")["epoch"] == 8
     finally:
         assert control_plane.stop() == 0
@@ -82,7 +86,7 @@ def test_the_first_release_is_upgraded_with_a_backup_and_all_that_is_in_it(url: 
 
 def test_an_upgrade_without_room_for_the_copy_does_not_begin(url: str, tmp_path: Path) -> None:
     """STO-01: the control plane ends with words, and the old release can go on."""
-    control_plane = ControlPlane(tmp_path, store__url=url, nodes=("n1",))
+    control_plane = ControlPlane(tmp_path, store__url=url)
     control_plane.state.mkdir(mode=0o700)
     if url.startswith("postgresql"):
         in_the_way = control_plane.state / "backups"

@@ -42,3 +42,19 @@ def test_an_agent_that_looked_all_along_gives_up_on_time():
         if of(rig.feed(ev.Woke()), ev.Probe):
             rig.feed(ev.Probed(SPEC.key, False, "HTTP 503"))
     assert 30.0 <= rig.now - begin < 31.0
+
+
+def test_an_answer_that_is_on_its_way_is_waited_for():
+    """AGT-07, AGT-09: adopted a moment before its deadline, it is asked; the deadline passes while the answer is on
+    its way, and the answer decides. One that never comes is not waited for."""
+    record = ShardRecord(spec=SPEC, boot_id="boot-1", pid=7, started=7, state="starting")
+    for answer in (True, None):
+        rig = Rig(booted=ev.Booted("boot-1", AgentState(), (ev.Stored(record, alive=True, age=29.99),)))
+        assert of(rig.feed(ev.Woke()), ev.Probe)
+        rig.now += 0.02
+        assert not of(rig.feed(ev.Woke()), ev.Signal)
+        if answer:
+            rig.feed(ev.Probed(SPEC.key, True))
+            assert rig.machine.shards[SPEC.key].state == "ready"
+        done = rig.until(rig.now + PROBE_TIMEOUT + 1)
+        assert [effect.signal for _, effect in done if isinstance(effect, ev.Signal)] == ([] if answer else ["TERM"])

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent import events as ev
-from agent.machine import Machine
+from agent.machine import MAX_HELD, Machine
 from agent.records import MAX_COMMANDS, MAX_EXITS, AgentState, Process, ShardRecord
 from llmgw.wire.messages import (
     CommandResult,
@@ -30,9 +30,9 @@ class Rig:
         self.machine = Machine("node-a", "0.1.0")
         self.auto = auto
         self.disk = {}
-        self.state = AgentState()
+        self.state = AgentState(highest_epoch=1, leader="lead-1")
         self.log = []
-        self.feed(booted or ev.Booted(boot_id="boot-1", state=AgentState()))
+        self.feed(booted or ev.Booted(boot_id="boot-1", state=self.state))
         self.feed(ev.InventoryRead(INVENTORY))
 
     def feed(self, event):
@@ -283,6 +283,60 @@ def test_lower_epochs_are_refused():
     assert again.state.highest_epoch == 8
 
 
+def test_an_epoch_is_kept_with_its_leader():
+    """AGT-04: both survive a restart and are told at hello; an unknown leader is learnt, and
+    no other of the same epoch is obeyed."""
+    rig = Rig()
+    rig.feed(ev.EpochSeen(7, "lead-7"))
+    again = Rig(booted=ev.Booted("boot-1", rig.state))
+    hello = again.machine.hello(0)
+    assert (hello.highest_epoch, hello.leader) == (7, "lead-7")
+    allegiance = again.machine.allegiance
+    assert "another leader" in allegiance.objection(7, "stranger")
+    assert "older than 7" in allegiance.objection(6, "lead-7")
+    assert not allegiance.objection(7, "lead-7") and not allegiance.objection(8, "stranger")
+    unknown = Rig(booted=ev.Booted("boot-1", AgentState(highest_epoch=7)))
+    unknown.feed(ev.EpochSeen(7, "lead-7"))
+    assert unknown.state.leader == "lead-7"
+
+
+@pytest.mark.parametrize("raised_by", ["welcome", "command"])
+def test_a_command_waits_until_its_epoch_is_on_disk(raised_by):
+    """AGT-04: else a crash would make the node forget whom it obeyed, and obey an older leader."""
+    rig = Rig(auto=False)
+    if raised_by == "welcome":
+        (save,) = of(rig.feed(ev.EpochSeen(5, "lead-5")), ev.Save)
+        assert rig.command(start(SPEC, epoch=5)) == []
+    else:
+        (save,) = rig.command(start(SPEC, epoch=5))
+    assert rig.command(stop(SPEC, epoch=5)) == []
+    assert rig.machine.shards == {}
+    effects = rig.feed(ev.Saved(save.sequence))
+    assert [result.outcome for result in reports(effects, CommandResult)] == ["accepted", "accepted"]
+    assert rig.command(start(make_spec("other"), epoch=5)) != []
+
+
+def test_commands_that_wait_end_with_their_session():
+    """AGT-04: the next registration tells that they were not applied; they must not be after all."""
+    rig = Rig(auto=False)
+    (save,) = of(rig.feed(ev.EpochSeen(5, "lead-5")), ev.Save)
+    rig.command(start(SPEC, epoch=5))
+    (again,) = of(rig.feed(ev.EpochSeen(6, "lead-6")), ev.Save)
+    for each in (save, again):
+        assert reports(rig.feed(ev.Saved(each.sequence)), CommandResult) == []
+    assert rig.machine.shards == {}
+
+
+def test_commands_that_wait_are_bounded():
+    """AGT-04: a disk that takes nothing is told, it does not fill the memory."""
+    rig = Rig(auto=False)
+    (save,) = of(rig.feed(ev.EpochSeen(5, "lead-5")), ev.Save)
+    rig.feed(ev.Saved(save.sequence, "No space left on device"))
+    results = [reports(rig.command(stop(SPEC, epoch=5)), CommandResult) for _ in range(MAX_HELD + 1)]
+    assert not any(results[:-1])
+    assert (results[-1][0].outcome, results[-1][0].code) == ("refused", "agent_error")
+
+
 def test_commands_are_deduplicated_by_id_across_restarts():
     """AGT-04: a command applied before a crash is not applied again."""
     rig = Rig()
@@ -485,8 +539,8 @@ def test_invariants_whatever_happens(steps, auto):
         rig.now += pause
         had = set(rig.machine.shards)
         effects = rig.feed(event)
-        assert rig.machine.highest_epoch >= highest
-        highest = rig.machine.highest_epoch
+        assert rig.machine.allegiance.epoch >= highest
+        highest = rig.machine.allegiance.epoch
         assert rig.state.highest_epoch == highest
         for launch in of(effects, ev.Launch):
             assert launch.spec.key in rig.disk

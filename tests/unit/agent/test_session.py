@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent import session as s
+from agent.rounds import Rounds
 from llmgw.runtime.settings import Address
 from llmgw.wire.messages import (
     Forget,
@@ -32,14 +33,15 @@ WELCOME = Welcome(session_id="s", protocol=1, version="0.1.0", epoch=3, heartbea
 class Wire:
     """Drives a session by hand and remembers what it did."""
 
-    def __init__(self, addresses=ONE, seed=1):
+    def __init__(self, addresses=ONE, seed=1, searches=False):
         self.now = 100.0
+        self.objection = ""
         self.session = s.Session(
-            addresses,
-            random.Random(seed),
+            Rounds(addresses, random.Random(seed), searches),
             hello=lambda now: Hello(node_id="n", version="1", oldest_protocol=1, newest_protocol=1),
             registration=lambda now: Register(inventory=Inventory(address="127.0.0.1")),
             measurements=lambda now: Measurements(load1=now),
+            objection=lambda welcome: self.objection,
         )
 
     def wake(self):
@@ -202,6 +204,119 @@ def test_not_leader_goes_to_the_leader_at_once_but_only_once():
     wire.feed(s.Opened(connect.attempt))
     wire.receive(Refuse(code="not_leader", message="no", leader="127.0.0.1:7001"))
     assert wire.lose() > 0.0
+
+
+def refuse(wire, **fields):
+    """Be refused at the next address; how long it waits then."""
+    wire.feed(s.Opened(wire.dial().attempt))
+    wire.receive(Refuse(message="no", **fields))
+    return wire.lose()
+
+
+def test_not_leader_without_an_address_tries_the_others():
+    """AGT-03: a standby that does not know who leads, or cannot reach it, costs no backoff."""
+    wire = Wire(THREE)
+    assert refuse(wire, code="not_leader") <= 0.1
+    assert refuse(wire, code="not_leader") <= 0.1
+    wire.establish()
+    assert wire.session.address == THREE[2]
+
+
+def test_a_leader_that_does_not_answer_is_one_try_of_the_round():
+    """AGT-03: where a standby sent us nobody is: the next address follows at once."""
+    wire = Wire(THREE[:2])
+    assert refuse(wire, code="not_leader", leader="10.0.0.9:7001") == 0.0
+    assert wire.dial().address == Address("10.0.0.9", 7001)
+    assert wire.lose("nothing listens there") <= 0.1
+    assert wire.dial().address == THREE[1]
+
+
+def test_a_leader_outside_the_list_is_found_again():
+    """AGT-03: what a standby told counts once; the addresses that a person wrote are asked again."""
+    wire = Wire()
+    assert refuse(wire, code="not_leader", leader="10.0.0.9:7001") == 0.0
+    wire.establish()
+    wire.lose()
+    assert wire.dial().address == ONE[0]
+
+
+def test_a_leader_that_must_not_be_obeyed_is_left():
+    """AGT-04: its welcome is declined before anything is told, and the next address is tried."""
+    wire = Wire(THREE)
+    wire.objection = "epoch 3 is older than 5"
+    wire.feed(s.Opened(wire.dial().attempt))
+    (effect,) = wire.receive(WELCOME)
+    assert isinstance(effect, s.Disconnect)
+    assert effect.reason == "127.0.0.1:7001 is not obeyed: epoch 3 is older than 5"
+    assert wire.lose() <= 0.1
+    wire.objection = ""
+    wire.establish()
+    assert wire.session.live and wire.session.address == THREE[1]
+
+
+def test_a_leader_that_checks_its_epoch_is_asked_again_soon():
+    """AGT-04: ``epoch_unproven`` is over within a renewal of the lease."""
+    wire = Wire()
+    wire.establish()
+    wire.wake()
+    wire.receive(HeartbeatAck(sequence=1))
+    wire.lose()
+    assert 1.0 <= refuse(wire, code="epoch_unproven", retry_seconds=1.0) <= 1.5
+
+
+class TestSearch:
+    """AGT-03: control planes found in the network (mDNS)."""
+
+    def test_looks_before_it_dials(self):
+        wire = Wire((), searches=True)
+        assert wire.wake() == [s.Search()]
+        (connect,) = wire.feed(s.Found(THREE))
+        assert connect.address == THREE[0]
+
+    def test_a_session_that_is_lost_needs_no_search(self):
+        wire = Wire((), searches=True)
+        wire.wake()
+        (connect,) = wire.feed(s.Found(ONE))
+        wire.feed(s.Opened(connect.attempt))
+        wire.receive(WELCOME)
+        wire.lose()
+        assert wire.dial().address == ONE[0]
+        wire.lose()
+        assert wire.wake() == [s.Search()]
+
+    def test_nothing_found_is_tried_again_for_ever(self):
+        wire = Wire((), searches=True)
+        waits = []
+        for _ in range(10):
+            assert wire.wake() == [s.Search()]
+            before = wire.now
+            (notice,) = wire.feed(s.Found(()))
+            assert "no control plane was found" in notice.message
+            waits.append(wire.session.next_wake - before)
+        assert waits[0] <= 1.0 and 15 <= waits[-1] <= 30.5
+
+    def test_those_known_before_are_tried_when_nothing_is_found(self):
+        wire = Wire((), searches=True)
+        wire.wake()
+        wire.feed(s.Found(ONE))
+        wire.lose()
+        assert wire.wake() == [s.Search()]
+        (connect,) = wire.feed(s.Found(()))
+        assert connect.address == ONE[0]
+
+    def test_a_search_that_hangs_is_given_up_and_may_still_answer(self):
+        wire = Wire((), searches=True)
+        wire.wake()
+        (notice,) = wire.wake()
+        assert "no control plane" in notice.message
+        assert wire.feed(s.Found(ONE)) == []
+        assert wire.dial().address == ONE[0]
+
+    def test_what_is_found_is_bounded(self):
+        wire = Wire((), searches=True)
+        wire.wake()
+        wire.feed(s.Found(tuple(Address("127.0.0.1", port) for port in range(1, 500))))
+        assert len(wire.session._rounds.addresses) == 16
 
 
 @pytest.mark.parametrize("leader", ["", "nonsense", "host:", ":7001", "host:99999", "host:x"])

@@ -1,5 +1,6 @@
 """Settings of an agent, loaded from files as a person writes them."""
 
+import jsonschema
 import pytest
 
 from agent.installs import locate, probe
@@ -9,7 +10,7 @@ from llmgw.runtime.settings import SettingsError
 
 def load(tmp_path, text, environment=None):
     file = tmp_path / "agent.yaml"
-    file.write_text("token_file: /etc/llmgw/token\n" + text)
+    file.write_text(text)
     return configure(SETTINGS.load(file, environment or {}), str(file))
 
 
@@ -18,6 +19,8 @@ def test_defaults(tmp_path):
     config = load(tmp_path, "")
     assert config.node_id
     assert [str(address) for address in config.control_planes] == ["127.0.0.1:7001"]
+    assert not config.searches
+    assert config.identity == config.state_dir / "identity"
     assert (config.engine_ports.first, config.engine_ports.last) == (20000, 20999)
     assert (config.gpu, config.engines, config.labels) == ("auto", {}, {})
 
@@ -28,9 +31,10 @@ def test_everything(tmp_path):
         tmp_path,
         """
 node_id: n1
-control_planes: ["[::1]:7001", "127.0.0.1:7002"]
+control_planes: ["[::1]:7001", "192.0.2.1:7002"]
+identity: relative/identity
 state_dir: relative/state
-address: 127.0.0.5
+address: 192.0.2.5
 engine_ports: 21000-21009
 labels: {llmgw.io/rack: r1}
 engines:
@@ -43,16 +47,30 @@ log: {level: debug, format: json}
         {"LLMGW_AGENT_NODE_ID": "from-environment"},
     )
     assert config.node_id == "from-environment"
-    assert config.state_dir.is_absolute()
+    assert [address.host for address in config.control_planes] == ["::1", "192.0.2.1"]
+    assert config.state_dir.is_absolute() and config.identity.is_absolute()
+    assert config.address == "192.0.2.5"
     assert config.labels == {"llmgw.io/rack": "r1"}
     assert config.engines["llamacpp"]["venv"] == "/opt/v"
     assert (config.gpu, config.nvidia_smi) == ("off", "/opt/nvidia-smi")
 
 
+def test_control_planes_may_be_looked_for(tmp_path):
+    """AGT-03: instead of addresses; the schema says so too."""
+    config = load(tmp_path, "control_planes: mdns")
+    assert (config.control_planes, config.searches) == ((), True)
+    jsonschema.validate({"control_planes": "mdns"}, SETTINGS.schema())
+    jsonschema.validate({"control_planes": ["127.0.0.1:7001"]}, SETTINGS.schema())
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate({"control_planes": "bonjour"}, SETTINGS.schema())
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("control_planes: [192.0.2.1:7001]", "control_planes: 192.0.2.1:7001 is not loopback"),
+        ("control_planes: [mdns]", "control_planes: must be HOST:PORT"),
+        ("control_planes: []", "control_planes: must be a list of HOST:PORT, or mdns"),
+        ("token_file: /etc/llmgw/token", "token_file: is not a setting"),
         ("engines: {llamacp: {kind: binary, path: /x}}", "engines.llamacp: is no engine of this build"),
         ("engines: {llamacpp: {kind: binary}}", "engines.llamacpp.path: is required"),
         ("engines: {llamacpp: {kind: binary, path: x}}", "engines.llamacpp.path: must be an absolute path"),

@@ -163,6 +163,8 @@ class Fleet:
                 "rejected": [],
                 "shards": [shard],
             }
+            if replica["stale"]:
+                replica["stale_because"] = "its profile has changed since it was started"
             if model["state"] == "parked" and not ready:
                 shard["exit"] = {
                     "code": "exited",
@@ -224,6 +226,7 @@ class Fleet:
         return {
             "version": "0.1.0",
             "epoch": 7,
+            "leader": {"name": "cp-1", "ha": False, "sure": True},
             "uptime_seconds": 86400.0 * 12 + 3600 * 4,
             "settling": {"active": False},
             "problems": self._problems(),

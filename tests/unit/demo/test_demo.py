@@ -21,6 +21,7 @@ from llmgw.demo.processes import Part, end, free_port, free_range, marked, until
 from llmgw.demo.run import Demo, main
 from llmgw.demo.show import Show
 from llmgw.demo.site import Ports, Site
+from llmgw.identity.folder import Folder
 
 SLEEPER = [sys.executable, "-c", "import sys, time; print('up', flush=True); time.sleep(60)"]
 DEAF = [
@@ -173,20 +174,23 @@ def test_until_gives_up_in_words() -> None:
 
 
 def test_site_keeps_secrets_to_the_owner(tmp_path: Path) -> None:
-    """SEC-03: folders 0700, files 0600, tokens in no settings file."""
+    """SEC-01, SEC-03: folders 0700, files 0600; each part has an identity of one authority, whose key is nowhere."""
     place = Site(tmp_path / "demo")
     place.make()
     assert stat.S_IMODE(place.folder.stat().st_mode) == 0o700
     engine_files = Installed(Path("/venv"), "bin/llama-server", Path("/models/m.gguf"), "b1")
-    place.write(Ports(8080, 7000, 7001, 7002, (20000, 20009)), engine_files)
-    tokens = yaml.safe_load((place.folder / "fleet-tokens.yaml").read_text())
-    secrets = [*tokens["nodes"].values(), *tokens["routers"].values()]
-    assert len(set(secrets)) == 2
-    for file in place.folder.iterdir():
-        if file.is_file():
+    place.write(Ports(8080, 7000, 7001, 7002, 7003, (20000, 20009)), engine_files)
+    for part, kind in (("controlplane", "controlplane"), ("agent", "node"), ("router", "router")):
+        folder = Folder(place.folder / part / "identity")
+        assert folder.check(kind=kind, needs_issuer=kind == "controlplane") == []
+        assert folder.issuer_key.exists() == (kind == "controlplane")
+    keys = list(place.folder.rglob("*key*.pem"))
+    assert len(keys) == 4, "three parts and the issuer"
+    for file in place.folder.rglob("*"):
+        if file.is_dir():
+            assert stat.S_IMODE(file.stat().st_mode) == 0o700, file
+        elif file in keys or file.parent == place.folder:
             assert stat.S_IMODE(file.stat().st_mode) == 0o600, file
-            if file.suffix == ".yaml" and file.name != "fleet-tokens.yaml":
-                assert not [secret for secret in secrets if secret in file.read_text()], file
     assert yaml.safe_load(place.catalog.read_text())["models"]
     place.write_catalog(None)
     assert yaml.safe_load(place.catalog.read_text()) == {"models": {}}
@@ -195,7 +199,7 @@ def test_site_keeps_secrets_to_the_owner(tmp_path: Path) -> None:
 def test_taken_default_ports_are_replaced_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """Port in use: another is taken, and the person is told which was not free."""
     with socket.create_server(("127.0.0.1", 0)) as taken, socket.create_server(("127.0.0.1", 0)) as also:
-        usual = (taken.getsockname()[1], 7000, also.getsockname()[1], 7002)
+        usual = (taken.getsockname()[1], 7000, also.getsockname()[1], 7002, 7003)
         monkeypatch.setattr(site, "DEFAULT_PORTS", usual)
         monkeypatch.setattr(site, "free_port", lambda port: port + 1 if port in (usual[0], usual[2]) else port)
         ports = Ports.choose()

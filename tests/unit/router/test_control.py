@@ -1,53 +1,103 @@
-"""A control plane that answers without end, or without a pause; reports of endpoints that left."""
+"""Whom a router asks, how, and whom it believes; reports of endpoints that left."""
 
+import contextlib
+import random
 import socket
 import subprocess
 import sys
 import threading
+import time
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import gevent
 import pytest
 
+from llmgw.identity import pem
+from llmgw.identity.holder import Holder
+from llmgw.identity.names import Identity
 from llmgw.runtime.settings import Address
-from llmgw.wire.routing import Endpoint, RoutedModel, RouteTable
+from llmgw.wire.routing import Endpoint, Renewal, Renewed, Report, RoutedModel, RouteTable
 from router import report
-from router.control import Control, ControlError
-from router.sync import Sync
+from router.control import BatchRefused, Control, ControlError
+from router.renewal import Renewer
+from router.sync import Sync, keep
 from router.table import build
+from tests.fakes.route_server import RouteServer
+from tests.harness import identities
 
 ROOT = Path(__file__).parents[3]
+REPORT = Report(boot="b", sequence=1, version="1")
 
 ASK = """
 from gevent import monkey; monkey.patch_all()
 import sys, time
+from pathlib import Path
+from llmgw.identity.holder import Holder
+from llmgw.identity.names import Identity
 from llmgw.runtime.settings import Address
-from router.control import Control, ControlError
+from router import control
+holder = Holder(Path(sys.argv[2]), Identity("router", "r1"))
+asking = control.Control((Address("127.0.0.1", int(sys.argv[1])),), "r1", holder)
+asking.refresh()
 began = time.monotonic()
 try:
-    Control(Address("127.0.0.1", int(sys.argv[1])), "r1", "rt-secret")._send("GET", "/", b"", 0.5, 100)
-except ControlError as error:
+    asking._ask(control._Request("x", "GET", "/", b"", 0.5), lambda status, body: None)
+except control.ControlError as error:
     print(time.monotonic() - began, error)
 """
 
 
-def test_an_answer_that_never_ends():
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return identities.ours().router(tmp_path_factory.mktemp("identity"), "r1")
+
+
+@pytest.fixture
+def planes():
+    """Two control planes; the second stands by."""
+    both = RouteServer(RouteTable(generation="a1", epoch=3, leader="a")), RouteServer(RouteTable(generation="b1"))
+    both[1].standby = ""
+    yield both
+    for each in both:
+        each.stop()
+
+
+@pytest.fixture
+def control(folder, planes):
+    return asking(folder, *planes)
+
+
+def asking(folder, *planes):
+    made = Control(tuple(address(each) for each in planes), "r1", Holder(folder, Identity("router", "r1")))
+    made.refresh()
+    return made
+
+
+def address(plane):
+    return Address("127.0.0.1", plane.port)
+
+
+def test_an_answer_that_never_ends(folder):
     """RTR-03: a bound on each read is none on the whole: one byte at a time would hold up the poll for ever."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         done = threading.Event()
 
         def drip():
-            connection, _ = listener.accept()
-            with connection:
+            plain, _ = listener.accept()
+            with identities.server(identities.ours().controlplane(folder / "plane")).wrap_socket(
+                plain, server_side=True
+            ) as connection:
                 connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 90\r\n\r\n")
-                while not done.wait(0.1):
-                    connection.sendall(b"a")
+                with contextlib.suppress(OSError):
+                    while not done.wait(0.1):
+                        connection.sendall(b"a")
 
         thread = threading.Thread(target=drip, daemon=True)
         thread.start()
         try:
             ran = subprocess.run(
-                [sys.executable, "-c", ASK, str(listener.getsockname()[1])],
+                [sys.executable, "-c", ASK, str(listener.getsockname()[1]), str(folder)],
                 cwd=ROOT,
                 capture_output=True,
                 text=True,
@@ -60,14 +110,277 @@ def test_an_answer_that_never_ends():
     seconds, _, words = ran.stdout.partition(" ")
     assert float(seconds) < 5, ran.stderr
     assert "took too long" in words
-    assert "rt-secret" not in words
 
 
-@pytest.mark.parametrize(("host", "router_id"), [("a" * 80, "r1"), ("127.0.0.1", "机")])
-def test_what_cannot_be_asked_is_told(host, router_id):
+def test_what_cannot_be_asked_is_told(folder):
     """RTR-03: the poll goes on; it does not end the worker with an exception."""
+    holder = Holder(folder, Identity("router", "r1"))
+    nowhere = Control((Address("a" * 80, 1),), "r1", holder)
+    nowhere.refresh()
     with pytest.raises(ControlError):
-        Control(Address(host, 1), router_id, "t").table("", 1.0)
+        nowhere.table("", 1.0)
+
+
+def test_without_an_identity_nothing_is_asked(tmp_path, caplog):
+    """SEC-01: a worker whose identity went away serves on by its table, and says so."""
+    blank = Control((Address("127.0.0.1", 1),), "r1", Holder(tmp_path / "none", Identity("router", "r1")))
+    assert not blank.refresh()
+    assert "the identity on disk cannot be used" in caplog.text
+    with pytest.raises(ControlError):
+        blank.table("", 1.0)
+
+
+class TestWhom:
+    """HA-01, HA-02: which of several control planes is asked."""
+
+    def test_the_one_that_leads_keeps_its_connections(self, control, planes):
+        first, second = planes
+        for _ in range(5):
+            control.report(REPORT)
+            assert control.table("", 1.0).generation == "a1"
+        assert (first.connections, second.connections) == (2, 0)
+
+    def test_the_next_one_when_it_does_not_lead(self, control, planes):
+        first, second = planes
+        control.report(REPORT)
+        first.standby, second.standby = "", None
+        control.report(REPORT)
+        first.standby = None
+        control.report(REPORT)
+        assert len(second.reports) == 2  # the one that answered last is asked first
+
+    def test_where_a_standby_says(self, folder, planes):
+        first, second = planes
+        only = asking(folder, second)
+        second.standby = str(address(first))
+        only.report(REPORT)
+        assert len(first.reports) == 1
+
+    @pytest.mark.parametrize("leader", ["127.0.0.1:1", "nonsense", "", None])
+    def test_two_that_know_no_leader(self, folder, planes, leader):
+        first, second = planes
+        for each in planes:
+            each.standby = leader or ""
+        with pytest.raises(ControlError) as caught:
+            asking(folder, first, second).report(REPORT)
+        assert str(caught.value).count("it does not lead") == 2
+
+    def test_two_that_name_each_other(self, folder, planes):
+        first, second = planes
+        first.standby, second.standby = str(address(second)), str(address(first))
+        with pytest.raises(ControlError) as caught:
+            asking(folder, first, second).report(REPORT)
+        assert str(caught.value).count("it does not lead") == 2
+
+    def test_a_connection_kept_for_too_long(self, control, planes):
+        first, _ = planes
+        control.report(REPORT)
+        (kept,) = control._kept.values()
+        kept.cut()
+        kept.over = False  # as if the other side had ended it
+        control.report(REPORT)
+        assert (len(first.reports), first.connections) == (2, 2)
+
+    def test_a_new_certificate_is_shown_from_the_next_request_on(self, tmp_path, planes):
+        first, _ = planes
+        folder = identities.ours().router(tmp_path / "identity", "r1")
+        control = asking(folder, first)
+        control.report(REPORT)
+        identities.ours().router(folder, "r1")
+        assert control.refresh()
+        assert not control.refresh()
+        control.report(REPORT)
+        control.report(REPORT)
+        assert first.connections == 2
+
+    def test_a_batch_that_is_refused_goes_to_nobody_else(self, control, planes):
+        first, second = planes
+        second.standby = None
+        first.usage_script.append(422)
+        with pytest.raises(BatchRefused):
+            control.usage(b"{}")
+        assert not second.posts
+
+    def test_a_batch_that_is_not_taken_goes_to_the_next(self, control, planes):
+        first, second = planes
+        second.standby = None
+        first.usage_script.append(503)
+        control.usage(b'{"boot":"b","sequence":1,"records":[]}')
+        assert len(second.counted) == 1
+
+
+class TestEpochs:
+    """HA-01, AGT-04: whose tables are taken."""
+
+    @pytest.mark.parametrize(("epoch", "leader"), [(2, "a"), (3, "b"), (0, "")])
+    def test_none_of_an_earlier_leader(self, control, planes, epoch, leader):
+        first, second = planes
+        assert control.table("", 1.0).epoch == 3
+        first.publish(RouteTable(generation="a2", epoch=epoch, leader=leader))
+        second.publish(RouteTable(generation="b2", epoch=4, leader="b"))
+        with pytest.raises(ControlError, match="it is not followed: epoch"):
+            control.table("a1", 1.0)
+        second.standby = None
+        assert control.table("a1", 1.0).generation == "b2"
+        assert (control.epoch, control.epoch_of) == (4, "b")
+
+    def test_each_request_tells_the_highest(self, control, planes):
+        first, _ = planes
+        control.report(REPORT)
+        control.table("", 1.0)
+        control.report(REPORT)
+        assert first.epochs == ["0", "0", "3 a"]
+
+    def test_a_sibling_does_not_undo_what_is_on_disk(self, tmp_path):
+        file = tmp_path / "route-table.json"
+        keep(file, RouteTable(generation="new", epoch=4, leader="b"))
+        keep(file, RouteTable(generation="old", epoch=3, leader="a"))
+        keep(file, RouteTable(generation="other", epoch=4, leader="c"))
+        assert b'"new"' in file.read_bytes()
+        keep(file, RouteTable(generation="newer", epoch=4, leader="b"))
+        assert b'"newer"' in file.read_bytes()
+        assert file.stat().st_mode & 0o777 == 0o600
+        file.write_bytes(b"damaged")
+        keep(file, RouteTable(generation="any"))
+        assert b'"any"' in file.read_bytes()
+
+    def test_what_is_on_disk_counts_after_a_start(self, tmp_path, folder, planes):
+        file = tmp_path / "route-table.json"
+        keep(file, RouteTable(generation="x", epoch=9, leader="z"))
+        control = asking(folder, *planes)
+        Sync(control, file, lambda table: None).restore()
+        with pytest.raises(ControlError, match="older than 9"):
+            control.table("", 1.0)
+
+
+class TestCertificates:
+    """SEC-01: both sides must be who they should be; what is wrong is said in words."""
+
+    def test_one_that_is_no_control_plane(self, tmp_path, control, planes):
+        first, _ = planes
+        first.show(identities.ours().router(tmp_path / "r9", "r9"))
+        with pytest.raises(ControlError, match=r"it does not answer: .*(purpose|should be a controlplane)"):
+            control.report(REPORT)
+
+    def test_one_of_strangers(self, tmp_path, control, planes):
+        first, _ = planes
+        first.show(identities.strangers().controlplane(tmp_path / "stranger"))
+        with pytest.raises(ControlError, match="authority that we do not trust"):
+            control.report(REPORT)
+
+    def test_one_that_refuses_ours(self, tmp_path, planes):
+        first, _ = planes
+        theirs = identities.strangers().folder(tmp_path / "i", "router", "r1", trusts=[identities.ours().root])
+        with pytest.raises(ControlError, match="does not trust the authority of our certificate"):
+            asking(theirs, first).report(REPORT)
+
+    def test_one_that_speaks_no_tls(self, folder):
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            threading.Thread(target=_answer_plainly, args=(listener,), daemon=True).start()
+            plain = Control((Address(*listener.getsockname()),), "r1", Holder(folder, Identity("router", "r1")))
+            plain.refresh()
+            with pytest.raises(ControlError, match=r"does not speak TLS|is the address right"):
+                plain.report(REPORT)
+
+
+def _answer_plainly(listener):
+    connection, _ = listener.accept()
+    with connection:
+        connection.recv(100)
+        connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        connection.recv(4096)
+
+
+class TestRenewal:
+    """SEC-01, SEC-08: one process of a host asks, all see what came."""
+
+    def make(self, folder, plane, seed=1):
+        holder = Holder(folder, Identity("router", "r1"))
+        control = Control((address(plane),), "r1", holder)
+        return Renewer(control, holder, random.Random(seed)), holder
+
+    def test_due(self, tmp_path, planes):
+        first, _ = planes
+        made = datetime.now(UTC) - timedelta(days=1)
+        folder = identities.ours().folder(tmp_path / "i", "router", "r1", now=made, lifetime=timedelta(days=1.2))
+        first.renewed = Renewed(fault="it cannot sign")
+        renewer, holder = self.make(folder, first)
+        renewer.look()
+        holder.due = time.time() - 1
+        renewer.look()
+        assert first.renewals[-1].request.startswith("-----BEGIN CERTIFICATE REQUEST-----")
+        renewer.look()  # not again at once; whom to trust is asked all the same
+        assert [bool(renewal.request) for renewal in first.renewals] == [False, True, False]
+        assert renewer._not_before > time.time()
+
+    def test_one_of_two(self, tmp_path, planes):
+        first, _ = planes
+        folder = identities.ours().router(tmp_path / "i", "r1")
+        one, holder = self.make(folder, first)
+        other, sees = self.make(folder, first, seed=2)
+        one.look()
+        other.look()
+        assert len(first.renewals) == 1
+        before = holder.presented.serial
+        first.renewed = None
+        holder.due = time.time() - 1
+        one.look()
+        other.look()
+        assert holder.presented.serial == sees.presented.serial != before
+        assert sum(bool(renewal.request) for renewal in first.renewals) == 1
+
+    def test_authorities(self, tmp_path, planes, caplog):
+        first, _ = planes
+        folder = identities.ours().router(tmp_path / "i", "r1")
+        renewer, holder = self.make(folder, first)
+        first.renewed = Renewed(authorities=identities.strangers().root.decode())
+        renewer.look()
+        assert holder.authorities == pem.digest(identities.ours().root)  # our own would not be trusted by it
+        both = identities.ours().root + identities.strangers().root
+        first.renewed = Renewed(authorities=both.decode())
+        renewer.look()
+        assert holder.authorities == pem.digest(both)
+
+    def test_wanted_until_it_is_there(self, tmp_path, planes):
+        """SEC-08: what is signed for us counts as ours there, also if we could not keep it: it is not wanted
+        twice, and without it we would be cut off once the old authority goes."""
+        first, _ = planes
+        folder = identities.ours().router(tmp_path / "i", "r1")
+        renewer, holder = self.make(folder, first)
+        first.renewed = Renewed(renew=True)
+        renewer.look()
+        assert [bool(renewal.request) for renewal in first.renewals] == [False, True]
+        first.renewed = Renewed()
+        renewer._not_before = 0.0
+        renewer.look()
+        assert first.renewals[-1].request, "it asks again although nobody says so any more"
+        before, first.renewed = holder.presented.serial, None
+        renewer._not_before = 0.0
+        renewer.look()
+        assert holder.presented.serial != before
+        asked = len(first.renewals)
+        first.renewed = Renewed()
+        renewer._not_before = 0.0
+        renewer.look()
+        assert [bool(renewal.request) for renewal in first.renewals[asked:]] == [False]
+
+    def test_garbage(self, tmp_path, planes, caplog):
+        first, _ = planes
+        folder = identities.ours().router(tmp_path / "i", "r1")
+        before = (folder / "certificate.pem").read_bytes()
+        renewer, _ = self.make(folder, first)
+        for certificate in ("nonsense", before.decode(), identities.strangers().root.decode()):
+            first.renewed = Renewed(certificate=certificate, renew=True)
+            renewer._not_before = 0.0
+            renewer.look()
+            assert (folder / "certificate.pem").read_bytes() == before
+        assert "the certificate was not renewed" in caplog.text
+
+
+def test_what_is_asked_has_no_secret_in_words(control, folder):
+    """SEC-03: neither a control's nor an identity's words hold a key."""
+    key = (folder / "key.pem").read_text().splitlines()[1]
+    assert key not in repr(control) + repr(control._holder) + repr(Renewal(request="x"))
 
 
 @pytest.mark.parametrize("again", [None, RouteTable(generation="")])

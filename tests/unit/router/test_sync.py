@@ -1,10 +1,13 @@
 import os
 import random
 import threading
+from pathlib import Path
 
 import gevent
 import pytest
 
+from llmgw.identity.holder import Holder
+from llmgw.identity.names import Identity
 from llmgw.runtime.settings import Address
 from llmgw.wire.routing import Endpoint, RoutedModel, RouteTable, encode
 from router.control import Control
@@ -22,7 +25,7 @@ TABLE = RouteTable(
         ),
     ),
 )
-CONTROL = Control(Address("127.0.0.1", 1), "r1", "rt-secret-0123456789")
+CONTROL = Control((Address("127.0.0.1", 1),), "r1", Holder(Path("/nowhere"), Identity("router", "r1")))
 
 
 def restore(file):
@@ -94,8 +97,7 @@ def test_a_report():
 
 
 def test_secrets_have_no_repr():
-    """SEC-03: neither the router's token nor an engine's key is in what a log line would show."""
-    assert "rt-secret" not in repr(CONTROL)
+    """SEC-03: an engine's key is in nothing that a log line would show."""
     assert "ek-secret" not in repr(TABLE.models[0].endpoints[0])
     assert "ek-secret" not in repr(build(TABLE).live["e"])
 
@@ -104,8 +106,7 @@ def test_a_failed_first_poll_counts_only_with_a_table_at_hand(tmp_path):
     """RTR-15: parts that start together. Without a table a worker waits on, and asks again soon,
     rather than refuse what its siblings can serve; with the table on disk it serves at once."""
     file = tmp_path / "table.json"
-    nobody = Control(Address("127.0.0.1", 1), "r1", "rt-secret-0123456789")
-    sync = Sync(nobody, file, lambda table: None)
+    sync = Sync(CONTROL, file, lambda table: None)
     polling = gevent.spawn(sync.run)
     try:
         assert not sync.asked.wait(0.7)
@@ -114,7 +115,7 @@ def test_a_failed_first_poll_counts_only_with_a_table_at_hand(tmp_path):
     finally:
         polling.kill()
     file.write_bytes(encode(TABLE))
-    sync = Sync(nobody, file, lambda table: None)
+    sync = Sync(CONTROL, file, lambda table: None)
     sync.restore()
     polling = gevent.spawn(sync.run)
     try:

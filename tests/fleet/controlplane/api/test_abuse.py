@@ -5,12 +5,11 @@ import socket
 from typing import Any
 
 import pytest
-import requests
 import yaml
 
 from llmgw.wire.messages import Welcome
 from llmgw.wire.routing import decode_table
-from tests.fakes.controlplane import ROUTER_TOKEN, ControlPlane, until
+from tests.fakes.controlplane import ControlPlane, until
 from tests.fleet.controlplane.api.client import Client, problem
 
 SIM = {"engine": "sim", "source": "sim:", "min_memory_gb": 1}
@@ -50,8 +49,7 @@ def test_no_key_of_the_control_plane_reaches_a_router(own: ControlPlane) -> None
 
     until(lambda: len(problems()) == 2, "both problems")
     assert all("holds a secret of the control plane itself" in words for words in problems())
-    headers = {"Authorization": f"Bearer {ROUTER_TOKEN}", "Llmgw-Router": "router-1"}
-    table = requests.get(f"{own.routers}/router/v1/table", headers=headers, timeout=20)
+    table = own.router().get(f"{own.routers}/router/v1/table", timeout=20)
     assert table.status_code == 200 and own.token.encode() not in table.content
     assert all(not model.endpoints for model in decode_table(table.content).models)
 

@@ -280,6 +280,7 @@ def test_users_live_through_a_restart(own: ControlPlane) -> None:
 def test_the_audit_says_who(own: ControlPlane) -> None:
     """API-05: the user and token that were proven, beside what the client says of itself;
     before and after, in the transaction of the change."""
+    own.enrol("node-1")
     admin = Client(own.start().api, own.token)
     admin.post("users", {"name": "ada", "roles": [{"role": "operator"}]})
     made = admin.post("tokens", {"user": "ada", "name": "n"}).json()

@@ -31,7 +31,7 @@ from schemathesis.specs.openapi.checks import (
 from controlplane.api.app import create_app
 from llmgw import __version__
 from tests.fakes.controlplane import ControlPlane
-from tests.harness.cluster import private
+from tests.harness.identities import private
 
 EXAMPLES = int(os.environ.get("LLMGW_FUZZ_EXAMPLES", "5"))
 
@@ -54,8 +54,9 @@ REFUSALS = [400, 401, 403, 404, 405, 409, 411, 412, 413, 414, 415, 422, 431]
 
 REAL = {
     "node_id": ["node-1", "node-2"],
-    "name": ["sim-small", "small", "sim-off", "org/small:1b@main", "ada", "serving.stopped", "log.level"],
+    "name": ["sim-small", "small", "sim-off", "org/small:1b@main", "ada", "serving.stopped", "log.level", "engine"],
     "path": ["acme", "acme/ml"],
+    "kind": ["node", "router"],
 }
 """Names of things that exist, so that not every answer is 404."""
 
@@ -63,7 +64,7 @@ REAL = {
 @pytest.fixture(scope="module")
 def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
     control_plane = ControlPlane(tmp_path_factory.mktemp("fuzz"), nodes=("node-1", "node-2"))
-    control_plane.state.mkdir(mode=0o700)
+    control_plane.state.mkdir(mode=0o700, exist_ok=True)
     private(control_plane.state / "admin.token", TOKEN)
     control_plane.start()
     for path, body in (

@@ -62,8 +62,8 @@ def test_over_tls(tmp_path: Path) -> None:
     assert requests.get(url, verify=str(first), timeout=10).status_code == 401
     named = {**plane.auth, "Host": "llmgw.example"}
     assert requests.get(url, headers=named, verify=str(first), timeout=10).status_code == 200
-    with pytest.raises(requests.exceptions.ConnectionError):
-        requests.get(f"http://127.0.0.1:{port}/healthz", timeout=10)
+    plain = requests.get(f"http://127.0.0.1:{port}/healthz", timeout=10)
+    assert plain.status_code == 400 and "connect with https" in plain.json()["message"]
     old = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     old.check_hostname, old.verify_mode = False, ssl.CERT_NONE
     old.maximum_version = ssl.TLSVersion.TLSv1_1

@@ -1,13 +1,17 @@
 """What a peer can send a running control plane: every fault ends its connection only."""
 
+import socket
+import ssl
 import struct
+from pathlib import Path
 
 import msgspec
 import pytest
 
 from llmgw.wire.frames import MAX_FRAME, encode
 from llmgw.wire.messages import Heartbeat, HeartbeatAck, Hello, Refuse, Welcome
-from tests.fakes.controlplane import NODE_TOKEN, Agent, ControlPlane, until
+from tests.fakes.controlplane import ControlPlane, until
+from tests.harness import identities
 
 HELLO = encode(Hello(node_id="node-1", version="t", oldest_protocol=1, newest_protocol=1))
 
@@ -82,7 +86,7 @@ def test_a_protocol_we_do_not_speak_is_refused(shared: ControlPlane, oldest: int
     agent.close()
 
 
-def test_hello_must_name_the_tokens_node(shared: ControlPlane) -> None:
+def test_hello_must_name_the_certificates_node(shared: ControlPlane) -> None:
     """SEC-01: the credential's identity must equal the node id."""
     agent = shared.agent().upgrade().hello(node_id="node-9")
     assert agent.expect(Refuse).code == "unauthorised"
@@ -111,24 +115,40 @@ def test_a_newer_session_takes_over(shared: ControlPlane) -> None:
 
 
 @pytest.mark.parametrize(
-    ("node", "token"),
-    [("node-1", "wrong-token-of-some-length"), ("node-9", f"{NODE_TOKEN}-node-1"), ("node-1", f"{NODE_TOKEN}-node-9")],
+    ("kind", "name", "said"),
+    [("node", "node-1", "node-9"), ("node", "node-9", "node-1"), ("router", "node-1", "node-1")],
 )
-def test_a_wrong_credential_is_one_answer(shared: ControlPlane, node: str, token: str) -> None:
-    """SEC-01: 401 with the session code, the same words for every fault, no token in the log."""
-    agent = Agent(shared.addresses["agents.listen"], node, token)
+def test_another_identity_gets_no_session(
+    shared: ControlPlane, tmp_path: Path, kind: str, name: str, said: str
+) -> None:
+    """SEC-01: 403 with the session code, and words that name both sides."""
+    agent = shared.agent(said, identities.ours().folder(tmp_path / "identity", kind, name))
     agent.sock.sendall(agent.request())
     status, body = agent.answer()
-    assert (status, body["code"]) == (401, "unauthorised")
-    assert "fleet_tokens" in body["message"]
-    assert token not in shared.log()
+    assert (status, body["code"]) == (403, "unauthorised")
+    assert f"{kind} {name}" in body["message"] and said in body["message"], body
     agent.close()
 
 
+def test_without_a_good_certificate_there_is_no_connection(shared: ControlPlane, tmp_path: Path) -> None:
+    """SEC-02: a stranger's certificate, an expired one and none end the handshake; the log says why and whence."""
+    strange = identities.strangers().folder(tmp_path / "s", "node", "node-1", trusts=[identities.ours().root])
+    expired = identities.ours().expired(tmp_path / "e", "node", "node-1")
+    for folder, shown in ((strange, True), (expired, True), (expired, False)):
+        with socket.create_connection(shared.addresses["agents.listen"], timeout=20) as plain:
+            peer = "{}:{}".format(*plain.getsockname())
+            with pytest.raises(ssl.SSLError), identities.client(folder, shown=shown).wrap_socket(plain) as connection:
+                connection.recv(1)
+        until(lambda peer=peer: any(peer in line for line in shared.log().splitlines()), "the log line")
+    assert "Traceback" not in shared.log()
+
+
 def test_the_wrong_port_says_so(shared: ControlPlane) -> None:
-    """SEC-02: a browser or a TLS client gets one short answer at once."""
-    for data, status in ((b"POST / HTTP/1.1\r\n\r\n", 400), (b"\x16\x03\x01\x02\x00", 400)):
-        agent = shared.agent()
-        agent.sock.sendall(data)
-        assert agent.answer()[0] == status
-        agent.close()
+    """SEC-02: who speaks another protocol gets one short answer at once, and one without TLS is let go."""
+    agent = shared.agent()
+    agent.sock.sendall(b"POST / HTTP/1.1\r\n\r\n")
+    assert agent.answer()[0] == 400
+    agent.close()
+    with socket.create_connection(shared.addresses["agents.listen"], timeout=20) as plain:
+        plain.sendall(b"GET /agent/v1/session HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert not plain.recv(100).startswith(b"HTTP/1.1 101")

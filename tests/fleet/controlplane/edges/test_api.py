@@ -19,8 +19,10 @@ BODIES = {
     ("post", "/api/v1/models"): {"name": "x"},
     ("post", "/api/v1/nodes/{node_id}/cordon"): {"reason": "x"},
     ("put", "/api/v1/log-level"): {"level": "info"},
+    ("post", "/api/v1/join-tokens"): {"kind": "node", "name": "joining"},
+    ("post", "/api/v1/identities/{kind}/{name}/revoke"): {"reason": "x"},
 }
-NAMES = {"node_id": "node-1", "name": "sim-small", "replica_id": "none", "key_id": "none"}
+NAMES = {"node_id": "node-1", "name": "sim-small", "replica_id": "none", "key_id": "none", "kind": "node"}
 
 
 def call(control_plane: ControlPlane, method: str, path: str, **options) -> requests.Response:

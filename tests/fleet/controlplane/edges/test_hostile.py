@@ -16,14 +16,15 @@ from llmgw.wire.messages import Inventory
 from tests.fakes.controlplane import ControlPlane, until
 
 
-def test_an_address_elsewhere_ends_the_session(shared: ControlPlane) -> None:
-    """SEC-03: over the wire, with the remedy in the refusal."""
+@pytest.mark.parametrize("address", ["0.0.0.0", "224.0.0.1", "169.254.169.254", "a b"])
+def test_an_address_of_nowhere_ends_the_session(shared: ControlPlane, address: str) -> None:
+    """SEC-03: routers would send prompts and an engine's key there; over the wire, with the remedy in the refusal."""
     agent = shared.agent().upgrade().hello()
-    agent.register(inventory=Inventory(address="198.51.100.7"))
+    agent.register(inventory=Inventory(address=address))
     while (message := agent.receive()) is not None:
         last = message
     assert last.code == "bad_frame" and "setting address" in last.message
-    assert shared.get("nodes/node-1").get("address") != "198.51.100.7"
+    assert shared.get("nodes/node-1").get("address") != address
     agent.close()
 
 

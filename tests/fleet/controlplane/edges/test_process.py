@@ -11,11 +11,10 @@ import pytest
 import requests
 import yaml
 
-from llmgw.wire.messages import Goodbye, HeartbeatAck, Refuse, ShardChanged, ShardStatus, Start, Welcome
+from llmgw.wire.messages import Goodbye, HeartbeatAck, ShardChanged, ShardStatus, Start, Welcome
 from llmgw.wire.routing import decode_table
-from tests.fakes.controlplane import CATALOG, ROUTER_TOKEN, ControlPlane, until
-
-ROUTER = {"Authorization": f"Bearer {ROUTER_TOKEN}", "Llmgw-Router": "router-1"}
+from tests.fakes.controlplane import CATALOG, ROUTER, ControlPlane, until
+from tests.harness import identities
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -41,8 +40,10 @@ def test_from_an_agents_registration_to_a_route(started: ControlPlane) -> None:
     assert start.spec.model == "sim-small" and start.spec.engine_key.startswith("ek-")
     agent.send(ShardChanged(status=ShardStatus(spec=start.spec.without_secret(), state="ready", pid=4242)))
 
+    router = started.router()
+
     def table():
-        return decode_table(requests.get(f"{started.routers}/router/v1/table", headers=ROUTER, timeout=5).content)
+        return decode_table(router.get(f"{started.routers}/router/v1/table", timeout=5).content)
 
     until(lambda: any(model.endpoints for model in table().models), "the endpoint")
     models = {model.name: model for model in table().models}
@@ -71,13 +72,13 @@ def test_a_stop_says_goodbye_and_is_quick(started: ControlPlane) -> None:
     """HA-02: agents are told, with a spread; the process is gone within two seconds."""
     agent = started.agent().upgrade().hello()
     agent.expect(Welcome)
-    generation = decode_table(
-        requests.get(f"{started.routers}/router/v1/table?wait=5", headers=ROUTER, timeout=10).content
-    ).generation
-    poll = socket.create_connection(started.addresses["routers.listen"])
+    router = started.router()
+    generation = decode_table(router.get(f"{started.routers}/router/v1/table?wait=5", timeout=10).content).generation
+    folder = identities.ours().router(started.directory / "poll", ROUTER)
+    poll = identities.client(folder).wrap_socket(socket.create_connection(started.addresses["routers.listen"]))
     poll.sendall(
         f"GET /router/v1/table?generation={generation}&wait=30 HTTP/1.1\r\nHost: x\r\n"
-        f"Authorization: {ROUTER['Authorization']}\r\nLlmgw-Router: router-1\r\n\r\n".encode()
+        f"Llmgw-Router: {ROUTER}\r\n\r\n".encode()
     )
     began = time.monotonic()
     started.tell(signal.SIGTERM)
@@ -103,8 +104,10 @@ def test_the_epoch_rises_with_every_start_and_keys_stay(started: ControlPlane) -
     assert again.expect(Welcome).epoch == 2
     again.register(shards=(ShardStatus(spec=key.without_secret(), state="ready", pid=1),))
 
+    router = started.router()
+
     def endpoints():
-        answer = requests.get(f"{started.routers}/router/v1/table?wait=1", headers=ROUTER, timeout=5)
+        answer = router.get(f"{started.routers}/router/v1/table?wait=1", timeout=5)
         return [e for m in decode_table(answer.content).models for e in m.endpoints]
 
     until(endpoints, "the adopted endpoint")
@@ -121,11 +124,13 @@ def test_a_second_control_plane_is_kept_out(shared: ControlPlane) -> None:
 
 
 def test_a_reload_takes_what_is_valid_and_keeps_what_is_not(started: ControlPlane) -> None:
-    """CAT-06: an invalid catalog is refused whole with all faults; tokens and level reload."""
+    """CAT-06, SEC-01: an invalid catalog is refused whole with all faults, an unusable identity with the reason;
+    what is whole is in force at once, for connections to come."""
     agent = started.agent().upgrade().hello()
     agent.expect(Welcome)
+    shown = agent.sock.getpeercert()
     started.catalog.write_text("models: {a: {scalin: 1, profiles: []}, b: 7}")
-    started.write_tokens(("node-2",))
+    (started.identity / "certificate.pem").write_text("none")
     tree = yaml.safe_load(started.config.read_text())
     started.config.write_text(yaml.safe_dump({**tree, "log": {"level": "debug"}}))
     started.tell(signal.SIGHUP)
@@ -135,20 +140,23 @@ def test_a_reload_takes_what_is_valid_and_keeps_what_is_not(started: ControlPlan
     assert len(started.get("catalog")["refused"]) == 3
     assert any(problem["kind"] == "catalog" for problem in started.get("status")["problems"])
     assert started.get("log-level") == {"level": "debug"}
-    assert agent.expect(Refuse).code == "unauthorised"
-    assert agent.receive() is None
-    until(lambda: any(node["id"] == "node-2" for node in started.get("nodes")["nodes"]), "the new node")
+    until(lambda: "the identity on disk cannot be used, the one in use stays" in started.log(), "the refused identity")
+    assert f"{started.identity}/certificate.pem" in started.log()
     other = started.agent("node-2").upgrade().hello()
     other.expect(Welcome)
+    assert other.sock.getpeercert() == shown
+    identities.ours().controlplane(started.identity)
     started.catalog.write_text(yaml.safe_dump({"models": {"only": CATALOG["models"]["sim-off"]}}))
     started.tell(signal.SIGHUP)
     until(lambda: started.get("catalog")["models"] == ["only"], "the new catalog")
     assert "refused" not in started.get("catalog")
-    started.tokens.chmod(0o644)
-    started.tell(signal.SIGHUP)
-    until(lambda: "can be read by others" in started.log(), "the refused tokens")
-    other.heartbeat(1)
-    other.close()
+    until(lambda: "identity loaded" in started.log(), "the new identity")
+    assert started.agent("node-3").sock.getpeercert() != shown
+    for one in (agent, other):
+        one.register()
+        one.heartbeat(1)
+        assert one.expect(HeartbeatAck).sequence == 1
+        one.close()
 
 
 def test_check_finds_everything_at_once(tmp_path: Path) -> None:
@@ -157,10 +165,11 @@ def test_check_finds_everything_at_once(tmp_path: Path) -> None:
     assert run("--config", str(good.config), "--check").returncode == 0
     assert not good.state.exists(), "a check makes nothing"
     good.catalog.write_text("models: {a: {profiles: []}, b: 7}")
-    good.tokens.write_text("nodes: {n: short, 'not an id!': x}\nroutes: {}\n")
+    identities.ours().router(good.identity, "elsewhere")
+    (good.identity / "key.pem").chmod(0o644)
     checked = run("--config", str(good.config), "--check")
     assert checked.returncode == 2
-    for place in ("models.a", "models.b", "nodes.n", "nodes.not an id!", "routes"):
+    for place in ("models.a", "models.b", "is that of router elsewhere", "chmod 600", "identity: "):
         assert place in checked.stderr, checked.stderr
     assert "Traceback" not in checked.stderr
 

@@ -1,38 +1,47 @@
 """The routers' listener of a running control plane."""
 
 import threading
+from pathlib import Path
 
 import pytest
 import requests
 
 from llmgw.wire.routing import MAX_REPORT, Activation, Report, decode_table, encode
-from tests.fakes.controlplane import ROUTER_TOKEN, ControlPlane, until
+from tests.fakes.controlplane import ROUTER, ControlPlane, until
+from tests.harness import identities
 
-HEADERS = {"Authorization": f"Bearer {ROUTER_TOKEN}", "Llmgw-Router": "router-1"}
+PATHS = (("GET", "table"), ("POST", "report"), ("POST", "activate"), ("POST", "usage"), ("POST", "identity"))
 
 
 def ask(control_plane: ControlPlane, method: str, path: str, **options) -> requests.Response:
-    options.setdefault("headers", HEADERS)
-    return requests.request(method, f"{control_plane.routers}/router/v1/{path}", timeout=40, **options)
+    with control_plane.router() as session:
+        return session.request(method, f"{control_plane.routers}/router/v1/{path}", timeout=40, **options)
 
 
 @pytest.mark.parametrize(
-    "headers",
-    [
-        {},
-        {"Llmgw-Router": "router-1"},
-        {"Authorization": f"Bearer {ROUTER_TOKEN}"},
-        {**HEADERS, "Llmgw-Router": "router-2"},
-        {**HEADERS, "Authorization": "Bearer wrong"},
-        {**HEADERS, "Authorization": f"Basic {ROUTER_TOKEN}"},
-    ],
+    ("kind", "name", "said"),
+    [("router", "router-2", ROUTER), ("router", ROUTER, "router-2"), ("router", ROUTER, ""), ("node", ROUTER, ROUTER)],
 )
-def test_every_path_asks_for_the_routers_token(shared: ControlPlane, headers: dict[str, str]) -> None:
-    """SEC-01: the table holds engine keys; without the right token there is nothing."""
-    for method, path in (("GET", "table"), ("POST", "report"), ("POST", "activate"), ("GET", "nope")):
-        answer = ask(shared, method, path, headers=headers)
-        assert answer.status_code == 401 and answer.json()["code"] == "unauthorised"
-        assert ROUTER_TOKEN not in answer.text
+def test_every_path_asks_for_the_routers_identity(
+    shared: ControlPlane, tmp_path: Path, kind: str, name: str, said: str
+) -> None:
+    """SEC-01: the table holds engine keys; whoever is not the router that it says it is gets nothing."""
+    with shared.router(said, identities.ours().folder(tmp_path / "identity", kind, name)) as session:
+        for method, path in PATHS:
+            answer = session.request(method, f"{shared.routers}/router/v1/{path}", timeout=40)
+            assert answer.status_code == 403 and answer.json()["code"] == "unauthorised", (path, answer.text)
+            assert "endpoints" not in answer.text
+
+
+def test_without_a_good_certificate_no_word_is_said(shared: ControlPlane, tmp_path: Path) -> None:
+    """SEC-02: a stranger's certificate, an expired one and none end the handshake."""
+    strange = identities.strangers().folder(tmp_path / "s", "router", ROUTER, trusts=[identities.ours().root])
+    for folder in (strange, identities.ours().expired(tmp_path / "e", "router", ROUTER), None):
+        with shared.router(ROUTER, folder) as session:
+            session.cert = None if folder is None else session.cert
+            for method, path in PATHS:
+                with pytest.raises(requests.ConnectionError):
+                    session.request(method, f"{shared.routers}/router/v1/{path}", timeout=40)
 
 
 def test_a_poll_waits_for_a_change_and_no_longer(shared: ControlPlane) -> None:

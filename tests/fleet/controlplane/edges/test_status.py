@@ -5,6 +5,7 @@ from pathlib import Path
 from controlplane.services.status import FIRST_REPORTS
 from llmgw.wire.messages import Forget, ShardChanged, ShardExit, ShardExited, ShardStatus, Start
 from tests.fakes.controlplane import CATALOG, Agent, ControlPlane, until
+from tests.harness import identities
 from tests.unit.controlplane.services.watched import Watched
 
 
@@ -58,20 +59,20 @@ def test_what_is_over_is_no_problem_and_a_lost_session_is_one(tmp_path: Path) ->
         plane.stop()
 
 
-def test_a_wrong_token_is_told_where_people_look(tmp_path: Path) -> None:
+def test_a_wrong_certificate_is_told_where_people_look(tmp_path: Path) -> None:
     """CLI-02, rule 3: a node that cannot come in says why, and no longer once it came in."""
-    plane = ControlPlane(tmp_path).start()
+    plane = ControlPlane(tmp_path, nodes=("node-1",)).start()
     try:
-        stranger = Agent(plane.addresses["agents.listen"], "node-1", token="at-not-the-right-one-at-all")
+        stranger = plane.agent("node-1", identities.ours().node(tmp_path / "node-2", "node-2"))
         stranger.sock.sendall(stranger.request())
-        assert stranger.answer()[0] == 401
+        assert stranger.answer()[0] == 403
 
         def told() -> list[str]:
             return [p["message"] for p in plane.get("status")["problems"] if p["kind"] == "node"]
 
         (message,) = told()
-        assert "is unreachable (never seen); it was refused " in message
-        assert message.endswith("wrong token: its token_file and fleet_tokens must hold the same")
+        assert "is unreachable (not heard since this control plane leads); it was refused " in message
+        assert "the certificate is that of node node-2, not of node node-1: give it its own with llmgw join" in message
         agent = plane.agent().upgrade().hello().register()
         until(lambda: not told())
         agent.close()

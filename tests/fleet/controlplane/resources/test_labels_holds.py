@@ -13,7 +13,8 @@ from tests.fleet.controlplane.resources.asking import SIM, Api
 @pytest.fixture
 def own(tmp_path: Path) -> Iterator[ControlPlane]:
     """Two models that want a replica each; not started yet."""
-    control_plane = ControlPlane(tmp_path, catalog={"models": {"one": SIM}}, drain__grace="50ms")
+    catalog = {"models": {"one": SIM}}
+    control_plane = ControlPlane(tmp_path, catalog, nodes=("node-1",), drain__grace="50ms")
     yield control_plane
     if control_plane.process is not None:
         control_plane.stop()

@@ -28,7 +28,7 @@ def answered(api: Api, step: dict[str, Any]) -> tuple[int, dict[str, Any]]:
 @pytest.fixture(scope="module")
 def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
     """Of their own: what a mistake needs stays there."""
-    control_plane = ControlPlane(tmp_path_factory.mktemp("mistakes")).start()
+    control_plane = ControlPlane(tmp_path_factory.mktemp("mistakes"), nodes=("node-1",)).start()
     yield Api(control_plane)
     assert control_plane.stop() == 0, control_plane.log()
 

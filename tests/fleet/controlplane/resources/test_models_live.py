@@ -5,12 +5,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import requests
 import yaml
 
 from llmgw.wire.messages import ShardChanged, ShardStatus, Start, Stop, Welcome
 from llmgw.wire.routing import decode_table
-from tests.fakes.controlplane import CATALOG, ROUTER_TOKEN, ControlPlane, until
+from tests.fakes.controlplane import CATALOG, ControlPlane, until
 from tests.fleet.controlplane.resources.asking import SIM, Api
 
 
@@ -38,9 +37,10 @@ def test_a_model_is_served_without_a_restart(own: ControlPlane) -> None:
     assert start.spec.model == "live"
     agent.send(ShardChanged(status=ShardStatus(spec=start.spec.without_secret(), state="ready", pid=1)))
 
+    router = own.router()
+
     def table():
-        headers = {"Authorization": f"Bearer {ROUTER_TOKEN}", "Llmgw-Router": "router-1"}
-        return decode_table(requests.get(f"{own.routers}/router/v1/table", headers=headers, timeout=5).content)
+        return decode_table(router.get(f"{own.routers}/router/v1/table", timeout=5).content)
 
     until(lambda: table().models and table().models[0].endpoints, "the endpoint")
     assert table().models[0].aliases == ("alive",)

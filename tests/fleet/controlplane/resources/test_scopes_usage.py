@@ -5,10 +5,8 @@ import io
 from itertools import count
 from typing import Any
 
-import requests
-
 from llmgw.wire.routing import RequestRecord, UsageBatch, encode
-from tests.fakes.controlplane import ROUTER_TOKEN, until
+from tests.fakes.controlplane import until
 from tests.fleet.controlplane.resources.asking import SIM, Api
 
 _sequence = count(1)
@@ -16,10 +14,10 @@ _sequence = count(1)
 
 def report(api: Api, *records: RequestRecord) -> None:
     """What a router sends of finished requests."""
-    headers = {"Authorization": f"Bearer {ROUTER_TOKEN}", "Llmgw-Router": "router-1"}
     batch = UsageBatch(boot="test", sequence=next(_sequence), records=records)
     url = f"{api.control_plane.routers}/router/v1/usage"
-    answer = requests.post(url, data=encode(batch), headers={**headers, "Content-Type": "application/json"}, timeout=10)
+    headers = {"Content-Type": "application/json"}
+    answer = api.control_plane.router().post(url, data=encode(batch), headers=headers, timeout=10)
     assert answer.status_code == 204, answer.text
 
 

@@ -5,12 +5,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import requests
 import yaml
 
 from llmgw.wire.messages import ShardChanged, ShardExit, ShardExited, ShardStatus, Start, Stop, Welcome
 from llmgw.wire.routing import decode_table
-from tests.fakes.controlplane import ROUTER_TOKEN, ControlPlane, until
+from tests.fakes.controlplane import ControlPlane, until
 from tests.fleet.controlplane.resources.asking import SIM, Api
 
 UNSAFE = {
@@ -126,9 +125,10 @@ def test_serving_is_stopped_and_started(own: ControlPlane) -> None:
         )
     )
 
+    router = own.router()
+
     def states() -> set[str]:
-        headers = {"Authorization": f"Bearer {ROUTER_TOKEN}", "Llmgw-Router": "router-1"}
-        answer = requests.get(f"{own.routers}/router/v1/table", headers=headers, timeout=5)
+        answer = router.get(f"{own.routers}/router/v1/table", timeout=5)
         return {model.state for model in decode_table(answer.content).models}
 
     until(lambda: states() == {"stopped"}, "the routers' table")

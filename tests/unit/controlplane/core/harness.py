@@ -1,6 +1,7 @@
 """A recording harness: the real ``Loop``, a manual clock, and fake agents over the
 real messages. Nodes heartbeat as the clock advances, unless told to be silent."""
 
+import math
 import random
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -16,8 +17,10 @@ from controlplane.events import (
     Commit,
     Committed,
     Decision,
+    DropEngineKeys,
     Effect,
-    EpochRaised,
+    EpochGranted,
+    EpochWanted,
     Event,
     FrameReceived,
     Note,
@@ -27,6 +30,7 @@ from controlplane.events import (
     SessionClosed,
     SessionOpened,
 )
+from controlplane.fleet.keys import EngineKeys
 from controlplane.loop import Intent, Loop, LoopSettings
 from controlplane.planning.view import FleetView, ReplicaView
 from llmgw.runtime.clock import ManualClock
@@ -61,6 +65,7 @@ from llmgw.wire.routing import EndpointLoad, Report, RoutedModel
 
 GIB = 1024**3
 SECRET = b"secret-of-the-store"
+GENERATION = "1-0a0b0c0d"
 
 ONE_MODEL = """
 models:
@@ -118,6 +123,7 @@ class FakeAgent:
         self.seen: set[str] = set()
         self.last_command: str | None = None
         self.highest_epoch = 0
+        self.leader = ""
         self.launched: list[ShardKey] = []
         self.heartbeat_due = 0.0
         self.sequence = 0
@@ -130,6 +136,7 @@ class FakeAgent:
             oldest_protocol=1,
             newest_protocol=1,
             highest_epoch=self.highest_epoch,
+            leader=self.leader,
             last_command=self.last_command,
         )
 
@@ -148,6 +155,7 @@ class FakeAgent:
         self.commands.append(message)
         if isinstance(message, Welcome):
             self.highest_epoch = max(self.highest_epoch, message.epoch)
+            self.leader = message.leader
             self.heartbeat_due = self.now() + message.heartbeat_seconds
             return [self.register()]
         if isinstance(message, Forget):
@@ -253,7 +261,12 @@ class Harness:
         self.tables: list[PublishRoutes] = []
         self.closed: list[CloseSession] = []
         self.epochs: list[int] = []
+        self.until = math.inf
+        self.proves = True
+        self.dropped: list[tuple[str, ...]] = []
         self.sent: list[tuple[str, Down]] = []
+        self.befores: dict[type, float] = {}
+        self.doubtful: list[tuple[str, Down]] = []
         self.held: list[int] | None = None
         self.passes = 0
         self.between: Callable[[], None] | None = None
@@ -274,6 +287,7 @@ class Harness:
         boot: str,
         secret: bytes | None,
         settings: dict[str, float],
+        keys: EngineKeys | None = None,
     ) -> None:
         """Start a control plane; an earlier one is gone with all it knew."""
         self.loop = Loop(
@@ -283,20 +297,27 @@ class Harness:
             intent=intent,
             rng=random.Random(seed),
             epoch=epoch,
+            leader=f"leader of {boot}",
             boot=boot,
             version="1",
-            engine_secret=secret,
+            engine_keys=keys or EngineKeys({} if secret is None else {GENERATION: secret}),
             now=self.clock.monotonic(),
+            until=self.until,
         )
 
     def restart(
-        self, catalog: str = ONE_MODEL, boot: str = "boot-b", intent: Intent | None = None, **settings: float
+        self,
+        catalog: str = ONE_MODEL,
+        boot: str = "boot-b",
+        intent: Intent | None = None,
+        keys: EngineKeys | None = None,
+        **settings: float,
     ) -> None:
         """The control plane is killed and comes back; no agent is connected."""
         self.sessions.clear()
         for agent in self.agents.values():
             agent.session = None
-        self.boot(catalog, intent or Intent(), seed=2, epoch=2, boot=boot, secret=SECRET, settings=settings)
+        self.boot(catalog, intent or Intent(), seed=2, epoch=2, boot=boot, secret=SECRET, settings=settings, keys=keys)
 
     @property
     def view(self) -> FleetView:
@@ -312,6 +333,15 @@ class Harness:
     def only(self, model: str = "tiny", *states: str) -> ReplicaView:
         (replica,) = self.replicas(model, *states)
         return replica
+
+    @property
+    def failed(self) -> dict[str, set[str]]:
+        """Replicas that were told to have failed, by node."""
+        found: dict[str, set[str]] = {node_id: set() for node_id in self.agents}
+        for note in self.kinds("failed"):
+            if note.node is not None and note.replica is not None:
+                found[note.node].add(note.replica)
+        return found
 
     def kinds(self, kind: str) -> list[Decision]:
         return [d for d in [*self.decisions, *self.notes] if d.kind == kind]
@@ -339,7 +369,12 @@ class Harness:
                     continue
                 if isinstance(effect.message, HeartbeatAck):
                     continue
+                if now() >= effect.before:
+                    continue
                 self.sent.append((node_id, effect.message))
+                self.befores[type(effect.message)] = effect.before
+                if self.view.lease.doubtful:
+                    self.doubtful.append((node_id, effect.message))
                 for answer in self.agents[node_id].receive(effect.message):
                     queue.extend(self.loop.handle(FrameReceived(effect.session, answer), now()))
             elif isinstance(effect, CloseSession):
@@ -357,9 +392,13 @@ class Harness:
                 self.notes.append(effect.decision)
             elif isinstance(effect, PublishRoutes):
                 self.tables.append(effect)
+            elif isinstance(effect, DropEngineKeys):
+                self.dropped.append(effect.generations)
             else:
-                assert isinstance(effect, EpochRaised)
-                self.epochs.append(effect.epoch)
+                assert isinstance(effect, EpochWanted)
+                self.epochs.append(effect.seen)
+                if self.proves:
+                    queue.extend(self.loop.handle(EpochGranted(effect.seen + 1), now()))
 
     def release(self) -> None:
         """The store answers again: what it held is committed."""
@@ -375,7 +414,16 @@ class Harness:
         agent.session = session
         self.sessions[session] = node_id
         self.feed(SessionOpened(session, node_id, agent.hello()))
+        if self.proves and self.unproven(session) is not None:
+            return self.connect(node_id)  # as an agent does that is told to come back
         return session
+
+    def unproven(self, session: str) -> Refuse | None:
+        """The refusal of a session whose agent has obeyed a higher epoch, if it was."""
+        for closed in reversed(self.closed):
+            if closed.session == session and closed.refuse is not None and closed.refuse.code == "epoch_unproven":
+                return closed.refuse
+        return None
 
     def disconnect(self, node_id: str, reason: str = "connection reset") -> None:
         """The connection breaks; both sides notice."""
@@ -452,6 +500,7 @@ def spec(replica_id: str = "tiny-0000aaaa", **changes: Any) -> ShardSpec:
         port=20005,
         served_name="tiny",
         keyed=True,
+        key_generation=GENERATION,
     )
     return msgspec.structs.replace(base, **changes)
 

@@ -159,9 +159,10 @@ def test_the_whole_view_is_checked_for_double_owners():
     """Two engines on one device are told, whoever started them."""
     view = fleet(catalog(profile()), n1=inventory(devices=gpus(1)))
     running(view, "n1", "tiny-a", port=20000, devices=("GPU-0",))
-    assert check_view(view) == []
+    assert list(check_view(view)) == [[]]
     running(view, "n1", "tiny-b", port=20001, devices=("GPU-0",))
-    assert [v.message for v in check_view(view)] == ["device GPU-0 of node n1 is held by tiny-a and by tiny-b"]
+    (found,) = check_view(view)
+    assert [v.message for v in found] == ["device GPU-0 of node n1 is held by tiny-a and by tiny-b"]
 
 
 def test_a_violation_quarantines_its_model_and_the_rest_goes_on(monkeypatch):

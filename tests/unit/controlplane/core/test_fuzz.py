@@ -2,10 +2,13 @@
 one owner for each port, nothing healthy ends without a decision, and once the faults
 stop the fleet is what the catalog says."""
 
+import math
 import random
 
 import pytest
 
+from controlplane.events import LeaseExtended
+from llmgw.wire.messages import Start, Stop
 from tests.unit.controlplane.core.harness import Harness, gpus
 
 CATALOG = """
@@ -32,12 +35,18 @@ def truth(h: Harness) -> None:
         for command in agent.commands:
             if type(command).__name__ == "Stop":
                 assert any(id_.split("@")[0] == command.replica_id for id_ in stopped), "a stop without a decision"
+    placed = {d.replica: d for d in h.decisions if d.kind == "place"}
+    for node_id, command in h.doubtful:
+        assert not isinstance(command, Stop), "a stop while the lease is in doubt"
+        if isinstance(command, Start):
+            heals = placed[command.spec.replica_id].figures["heals"]
+            assert heals in h.failed[node_id], "not in the stead of what failed on that node"
 
 
 @pytest.mark.parametrize("seed", range(40))
 def test_faults_then_peace(seed):
-    """REC proof in small: reconnects, lost frames, dead engines, reboots, a slow store,
-    control-plane restarts and catalog edits, in any order."""
+    """REC proof in small: reconnects, lost frames, dead engines, reboots, a slow store, a lease
+    in doubt, control-plane restarts and catalog edits, in any order."""
     rng = random.Random(seed)
     h = Harness(CATALOG, ("n1", "n2", "n3"), seed=seed, **QUICK)
     for agent in h.agents.values():
@@ -78,8 +87,11 @@ def test_faults_then_peace(seed):
             boots += 1
             h.held = None
             h.restart(CATALOG, f"boot-{boots}", **QUICK)
+        elif fault == 11:
+            h.feed(LeaseExtended(h.clock.monotonic() + rng.choice([0.0, 10.0, 1e6])))
         h.advance(rng.choice([0.5, 3.0, 20.0]))
         truth(h)
+    h.feed(LeaseExtended(math.inf))
     if h.held is not None:
         h.release()
     for agent in h.agents.values():

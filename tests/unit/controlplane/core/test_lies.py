@@ -1,9 +1,12 @@
-"""An agent that lies gets neither prompts nor keys that are not its node's (SEC-03)."""
+"""An agent that lies gets neither prompts nor keys that are not its node's (SEC-03); a router no memory."""
 
 import msgspec
 import pytest
 
+from controlplane.events import RouterReported
+from controlplane.fleet.changes import MAX_PROCESSES
 from llmgw.wire.messages import ShardChanged, ShardStatus
+from llmgw.wire.routing import Report
 from tests.unit.controlplane.core.harness import Harness, spec
 
 ELSEWHERE = "203.0.113.9"
@@ -101,3 +104,15 @@ def test_an_epoch_no_fleet_reaches() -> None:
     agent.highest_epoch = epoch + 10
     h.connect("n1")
     assert h.loop.epoch == epoch + 11, "a plausible one still raises ours"
+
+
+def test_a_router_with_ever_new_processes_fills_no_memory():
+    """SEC-01, DEM-01: the newest of its processes count; those of other routers are untouched."""
+    h = Harness()
+    h.feed(RouterReported("router-b", Report(boot="only", sequence=1, version="t")))
+    for number in range(2 * MAX_PROCESSES):
+        h.clock.advance(0.001)
+        h.feed(RouterReported("router-a", Report(boot=f"b{number}", sequence=1, version="t")))
+    boots = [boot for router, boot in h.loop._fleet.routers if router == "router-a"]
+    assert len(boots) == MAX_PROCESSES and boots[-1] == f"b{2 * MAX_PROCESSES - 1}"
+    assert ("router-b", "only") in h.loop._fleet.routers

@@ -27,9 +27,12 @@ from llmgw.wire.messages import CommandResult, Device, EngineInstall, Inventory,
 @pytest.mark.parametrize(
     ("inventory", "words"),
     [
-        (Inventory(address="192.0.2.1"), "is not loopback"),
-        (Inventory(address="metadata.internal"), "is not loopback"),
-        (Inventory(address=""), "is not loopback"),
+        (Inventory(address=""), "is neither an IP address nor a host name"),
+        (Inventory(address="gpu-7/../x"), "is neither an IP address nor a host name"),
+        (Inventory(address="gpu-7\r\nX: y"), "is neither an IP address nor a host name"),
+        (Inventory(address="0.0.0.0"), "is no address of one machine"),
+        (Inventory(address="169.254.169.254"), "is no address of one machine"),
+        (Inventory(address="ff02::1"), "is no address of one machine"),
         (
             Inventory(address="127.0.0.1", devices=(Device(uuid="GPU-1"), Device(uuid="GPU-1"))),
             "'GPU-1' is named twice",
@@ -46,8 +49,8 @@ def test_registrations_that_are_not_taken(inventory: Inventory, words: str) -> N
 
 
 def test_registrations_that_are_taken() -> None:
-    """AGT-01: any loopback address, devices with names of their own."""
-    for address in ("127.0.0.1", "127.0.0.9", "::1", "localhost"):
+    """AGT-01: any address of a machine, devices with names of their own."""
+    for address in ("127.0.0.1", "::1", "localhost", "192.0.2.7", "2001:db8::7", "gpu-7", "gpu-7.example.org"):
         devices = (Device(uuid="GPU-1"), Device(uuid="GPU-2"))
         assert fault(Register(inventory=Inventory(address=address, devices=devices))) is None
 

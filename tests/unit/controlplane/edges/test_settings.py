@@ -1,11 +1,10 @@
-"""Settings and tokens: all faults at once, with the remedy."""
+"""Settings: all faults at once, with the remedy."""
 
 from pathlib import Path
 
 import pytest
 
-from controlplane.listeners.tokens import FleetTokens, load_tokens
-from controlplane.settings import SETTINGS, load
+from controlplane.settings import SETTINGS, identity_folder, load, open_doors, secret_files
 from llmgw.runtime.settings import SettingsError
 
 
@@ -31,14 +30,32 @@ def test_every_fault_is_told_with_its_place(tmp_path: Path) -> None:
     assert set(found) == {"agents.listn", "agents.heartbeat", "admin.listen", "loop.interval"}
 
 
-def test_no_listener_leaves_loopback(tmp_path: Path) -> None:
-    """API-02, SEC-01: until identities land, every other bind is refused by name."""
+def test_people_are_not_answered_in_the_clear(tmp_path: Path) -> None:
+    """API-02, SEC-01: off loopback the admin API needs TLS; the parts speak nothing else."""
     found = faults(
         tmp_path / "c.yaml",
-        "agents: {listen: '0.0.0.0:7001'}\nrouters: {listen: '192.0.2.1:7002'}\nadmin: {listen: '[::]:7000'}\n",
+        "agents: {listen: '0.0.0.0:7001'}\nrouters: {listen: '192.0.2.1:7002'}\njoin: {listen: '[::]:7003'}\n"
+        "admin: {listen: '[::]:7000'}\n",
     )
-    assert set(found) == {"agents.listen", "routers.listen", "admin.listen"}
-    assert all("use a loopback address" in message for message in found.values())
+    assert set(found) == {"admin.listen"} and "use a loopback address" in found["admin.listen"]
+
+
+def test_what_answers_whoever_asks_is_told(tmp_path: Path) -> None:
+    """SEC-06: an admin listener that others can reach has paths without a token."""
+    file = tmp_path / "c.yaml"
+    assert open_doors(load(None)) == {}
+    file.write_text("admin: {listen: '0.0.0.0:7000', certificate: /c.pem, key: /k.pem}\n")
+    assert "/metrics" in open_doors(load(file))["admin.listen"]
+
+
+def test_the_identity_is_a_secret_of_the_state_directory(tmp_path: Path) -> None:
+    """SEC-01, SEC-03: where nobody says otherwise, and never a source of a provider's key."""
+    file = tmp_path / "c.yaml"
+    file.write_text(f"state_dir: {tmp_path}\n")
+    assert identity_folder(load(file)) == tmp_path / "identity"
+    file.write_text(f"state_dir: {tmp_path}\nidentity: /etc/llmgw/identity\n")
+    assert identity_folder(load(file)) == Path("/etc/llmgw/identity")
+    assert Path("/etc/llmgw/identity") in secret_files(load(file))
 
 
 def test_settings_are_checked_against_each_other(tmp_path: Path) -> None:
@@ -65,69 +82,19 @@ def test_every_setting_is_explained() -> None:
     assert all(row.help.endswith(".") for row in SETTINGS.rows)
 
 
-# ---------------------------------------------------------------- tokens
-
-GOOD = "nodes: {node-1: at-0123456789abcdef, node-2: at-fedcba9876543210}\nrouters: {r1: rt-0123456789abcdef}\n"
-
-
-@pytest.fixture
-def file(tmp_path: Path) -> Path:
-    path = tmp_path / "tokens.yaml"
-    path.touch(mode=0o600)
-    path.write_text(GOOD)
-    return path
-
-
-def test_a_token_belongs_to_one_node(file: Path) -> None:
-    """SEC-01: another node's token, another kind's token and no token are all wrong."""
-    tokens = load_tokens(file)
-    assert tokens.node("node-1", "at-0123456789abcdef")
-    assert tokens.router("r1", "rt-0123456789abcdef")
-    for node, token in (
-        ("node-2", "at-0123456789abcdef"),
-        ("node-1", "rt-0123456789abcdef"),
-        ("node-1", ""),
-        ("node-1", "at-\xe4\udcff"),
-        ("nobody", "at-0123456789abcdef"),
-        ("nobody", "-" * 32),
-    ):
-        assert not tokens.node(node, token), (node, token)
-    assert "0123" not in repr(tokens)
-
-
-@pytest.mark.parametrize("mode", [0o640, 0o604, 0o622])
-def test_tokens_open_to_others_are_refused(file: Path, mode: int) -> None:
-    """SEC-03: secrets are 0600."""
-    file.chmod(mode)
-    with pytest.raises(SettingsError, match="chmod 600"):
-        load_tokens(file)
-
-
-def test_token_faults_come_together_and_show_no_token(file: Path) -> None:
-    """SEC-03: every fault is told, none with a secret in it."""
-    file.write_text(
-        "nodes: {a: at-0123456789abcdef, b: at-0123456789abcdef, c: tiny, 'd e': at-0123456789abcdeX, 7: x}\n"
-        "routers: [rt-0123456789abcdef]\nrouter: {}\n"
+def test_a_lead_by_a_lease_needs_a_store_for_all_and_time_for_a_second_try(tmp_path: Path) -> None:
+    """HA-01: a store of one's own is nobody else's; one renewal may fail; nobody can be sent to a wildcard."""
+    file = tmp_path / "c.yaml"
+    found = faults(
+        file, "ha: {enabled: true, ttl: 9s, renew: 4s}\nagents: {listen: '0.0.0.0:7001'}\njoin: {listen: '[::]:7003'}\n"
     )
-    with pytest.raises(SettingsError) as raised:
-        load_tokens(file)
-    assert {fault.path for fault in raised.value.faults} == {
-        "nodes.b",
-        "nodes.c",
-        "nodes.d e",
-        "nodes.7",
-        "routers",
-        "router",
-    }
-    assert "0123456789" not in str(raised.value)
-
-
-def test_absent_tokens_name_the_setting(tmp_path: Path) -> None:
-    """DOC-01: which file, and which setting says so."""
-    with pytest.raises(SettingsError, match=r"No such file or directory \(setting fleet_tokens\)"):
-        load_tokens(tmp_path / "absent.yaml")
-
-
-def test_no_tokens_admit_nobody() -> None:
-    """SEC-01: an empty file is a fleet without nodes."""
-    assert not FleetTokens().node("", "")
+    assert set(found) == {"ha.renew", "store.url", "ha.advertise.agents", "ha.advertise.join"}
+    assert found["ha.renew"] == "must be at most a third of ha.ttl (4 s, and ha.ttl is 9 s): a renewal may fail"
+    assert found["ha.advertise.agents"] == "is missing: nobody can be sent to 0.0.0.0:7001, which agents.listen is"
+    file.write_text(
+        "ha: {enabled: true, advertise: {agents: 'a.example:7001'}}\nagents: {listen: '0.0.0.0:7001'}\n"
+        "store: {url: 'postgresql://db.example/llmgw'}\n"
+    )
+    assert str(load(file)["ha.advertise.agents"]) == "a.example:7001"
+    file.write_text("ha: {renew: 20s}\n")
+    assert not load(file)["ha.enabled"], "what is not used may be anything"

@@ -12,7 +12,6 @@ GOOD = [
     b"Host: cp:7001",
     b"Connection: Upgrade",
     b"Upgrade: llmgw-agent/1",
-    b"Authorization: Bearer at-secret",
     b"Llmgw-Node: node-1",
 ]
 
@@ -27,9 +26,8 @@ def changed(index: int, *lines: bytes) -> bytes:
 
 def test_the_request_as_agents_send_it() -> None:
     """AGT-03: names in any case, the connection option among others, an empty body."""
-    assert parse(head(*GOOD)) == UpgradeRequest("node-1", "at-secret")
+    assert parse(head(*GOOD)) == UpgradeRequest("node-1")
     assert parse(changed(2, b"connection: keep-alive,  upgrade", b"Content-Length: 0")).node_id == "node-1"
-    assert "at-secret" not in repr(parse(head(*GOOD)))
 
 
 @pytest.mark.parametrize(
@@ -46,14 +44,10 @@ def test_the_request_as_agents_send_it() -> None:
         (changed(3), 426, "bad_request"),
         (changed(3, b"Upgrade: websocket"), 426, "bad_request"),
         (changed(3, b"Upgrade: llmgw-agent/2"), 426, "protocol_too_new"),
-        (changed(4), 401, "unauthorised"),
-        (changed(4, b"Authorization: Basic YTpi"), 401, "unauthorised"),
-        (changed(4, b"Authorization: Bearer "), 401, "unauthorised"),
-        (changed(4, b"Authorization: Bearer a b"), 401, "unauthorised"),
         (changed(4, GOOD[4], GOOD[4]), 400, "bad_request"),
-        (changed(5), 400, "bad_request"),
-        (changed(5, b"Llmgw-Node: ../etc"), 400, "bad_request"),
-        (changed(5, b"Llmgw-Node: " + b"n" * 254), 400, "bad_request"),
+        (changed(4), 400, "bad_request"),
+        (changed(4, b"Llmgw-Node: ../etc"), 400, "bad_request"),
+        (changed(4, b"Llmgw-Node: " + b"n" * 254), 400, "bad_request"),
         (head(*GOOD, b"Content-Length: 5"), 400, "bad_request"),
         (head(*GOOD, b"Transfer-Encoding: chunked"), 400, "bad_request"),
         (head(*GOOD, b" folded"), 400, "bad_request"),
@@ -61,7 +55,7 @@ def test_the_request_as_agents_send_it() -> None:
         (head(*GOOD, b"Space : x"), 400, "bad_request"),
         (head(*GOOD, b"X: a\nY: b"), 400, "bad_request"),
         (head(*GOOD, b"X: a\x00b"), 400, "bad_request"),
-        (head(*GOOD, *[b"X-%d: y" % n for n in range(60)]), 431, "bad_request"),
+        (head(*GOOD, *[b"X-%d: y" % n for n in range(61)]), 431, "bad_request"),
     ],
 )
 def test_anything_else_is_refused(data: bytes, status: int, code: str) -> None:
@@ -70,11 +64,10 @@ def test_anything_else_is_refused(data: bytes, status: int, code: str) -> None:
         parse(data)
     assert refused.value.status.startswith(str(status))
     assert refused.value.code == code in SESSION
-    assert "at-secret" not in str(refused.value)
 
 
 def test_what_cannot_become_a_request_is_refused_at_its_first_bytes() -> None:
-    """SEC-02: a TLS hello or an endless head is not waited for."""
+    """SEC-02: another protocol or an endless head is not waited for."""
     check_start(b"G")
     check_start(b"GET /agent")
     for data in (b"\x16\x03\x01", b"GETX", b"get /"):

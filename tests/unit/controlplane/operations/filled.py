@@ -11,18 +11,22 @@ from controlplane.store.port import (
     AdminToken,
     ApiKey,
     AuditEntry,
+    Enrolled,
     EventEntry,
     Grant,
     Hold,
     IdempotencyRecord,
+    JoinToken,
     RequestEntry,
     Scope,
     StoredModel,
+    StoredSecret,
     StoredSetting,
     Transaction,
     User,
 )
 from controlplane.store.tables import metadata
+from tests.unit.controlplane.store.places import take_epoch
 
 NOW = 1_800_000_000.25
 TEXT = "Zoë's “näme” 🚀 %s ? \\ ' \" ; --"
@@ -49,8 +53,9 @@ REQUEST = RequestEntry(
 
 def fill(tx: Transaction) -> None:
     """Write it all."""
-    tx.leadership.take_epoch(41)
-    tx.secrets.get("engine", bytes(range(256)), NOW)
+    take_epoch(tx, 41)
+    tx.secrets.begin(StoredSecret("engine", 1, "0a", bytes(range(256)), NOW))
+    tx.secrets.add(StoredSecret("engine", 2, "0b", bytes(256), NOW, TEXT[:100]))
     tx.scopes.put(Scope("acme", TEXT, NOW, "ada"))
     tx.scopes.put(Scope("acme/ml", "ML", NOW, "ada", version=3))
     key = ApiKey("key-1", TEXT, "sk-llmgw-abcd", "1" * 64, NOW, "ada", ("big", "small"), "acme/ml", NOW + 1e7)
@@ -61,6 +66,11 @@ def fill(tx: Transaction) -> None:
     tx.people.put_user(User("eve", (), NOW, "ada", disabled_at=NOW + 0.7, version=2))
     tx.people.add_token(AdminToken("tok-1", "ada", "laptop", "adm-llmgw-abcd", "3" * 64, NOW, "init", NOW + 5.5))
     tx.people.revoke_token("tok-1", NOW + 1, "ada")
+    tx.identities.put(Enrolled("node", "node-9", NOW, "ada", "0A", NOW, NOW + 5, NOW + 0.5, TEXT, TEXT, NOW + 0.5, 3))
+    tx.identities.put(Enrolled("router", "edge-1", NOW, TEXT))
+    tx.identities.add_token(
+        JoinToken("join-1", "5" * 64, "node", "gpu-7", NOW, "ada", NOW + 900, NOW + 1, "192.0.2.7:5")
+    )
     profile = {"engine": "sim", "source": "sim:", "min_memory_gb": 0.1, "cpu_cores": 1, "env": {"A": TEXT}}
     definition = {"scaling": {"min": 0, "max": 0}, "profiles": [profile]}
     anything = {"ratio": 0.1, "large": 2**53, "none": None, "list": [1, [TEXT, False]]}
@@ -73,6 +83,7 @@ def fill(tx: Transaction) -> None:
     tx.audit.add(AuditEntry(NOW, "ada (cli)", "ada", "tok-1", "keys.create", "key", "key-1", None, anything, "r"))
     tx.idempotency.add(IdempotencyRecord("k", "ada", "4" * 64, "key-1", NOW))
     tx.usage.add("router-1", "boot", 7, (REQUEST, replace(REQUEST, id="req-2", at=NOW + 1, **UNKNOWN)), log=True)
+    tx.usage.add("router-2", "boot", 1, (), log=True)
     tx.events.add((EventEntry("e-1", NOW, "place", TEXT, 41, "big", "big-1", "node-1", {"free_gb": 1.5, "of": [1]}),))
     tx.events.add((EventEntry("e-2", NOW, "retry", "asked"),))
 
@@ -98,10 +109,11 @@ def content(tx: Transaction) -> dict[str, object]:
     """Everything that can be asked, as the program sees it."""
     return {
         "keys": tx.keys.all(),
-        "secret": tx.secrets.get("engine", b"another", 0.0),
+        "secret": tx.secrets.all("engine"),
         "scopes": tx.scopes.all(),
         "users": tx.people.users(),
         "tokens": tx.people.tokens(),
+        "identities": tx.identities.all(),
         "models": tx.models.all(),
         "settings": tx.settings.all(),
         "nodes": tx.intents.nodes(),

@@ -114,6 +114,16 @@ def test_what_is_sent_again_counts_once(place: Place, tmp_path: Path, lines) -> 
     assert counted(store) == 6
 
 
+def test_what_comes_out_of_order_is_kept_and_counts_once(place: Place, tmp_path: Path, lines) -> None:
+    """STO-03: whether a batch was counted only the store knows: nothing is acknowledged unread."""
+    store = place.threads()
+    line = lines(tmp_path, store)
+    for sequence in (9, 3, 3, 9, 4, 3):
+        line.intake.take("router-1", batch(sequence))
+    assert line.feeder.drain(10)
+    assert counted(store) == 3
+
+
 def test_a_crash_between_commit_and_drop_counts_once(place: Place, tmp_path: Path, lines) -> None:
     """STO-03: the next process hands the same records over again."""
     store = place.threads()

@@ -15,6 +15,7 @@ from controlplane.store.port import (
     AuditEntry,
     EventEntry,
     IdempotencyRecord,
+    JoinToken,
     RequestEntry,
     StoreUnavailable,
     Transaction,
@@ -160,6 +161,7 @@ def age(tx: Transaction, seconds: float, number: int) -> None:
     tx.audit.add(AuditEntry(at, "a", "a", "", "x", "key", name))
     tx.events.add((EventEntry(name, at, "x", "y"),))
     tx.idempotency.add(IdempotencyRecord(name, "a", "d", "t", at))
+    tx.identities.add_token(JoinToken(name, name, "node", "n", at, "a", at + 900))
 
 
 def left(store) -> dict[str, set[float]]:
@@ -189,7 +191,9 @@ def test_each_kind_goes_at_its_own_age(place: Place) -> None:
     assert sorted(NOW - start for start in found["usage"]) == [3600.0, 82_800.0]
     kept = store.read(lambda tx: [tx.idempotency.find("a", f"{n}") is not None for n in range(len(ages))])
     assert kept == [True] * 5 + [False] * 2
-    assert retention.dropped == {"requests": 6, "usage": 2, "audit": 5, "events": 4, "idempotency": 2}
+    assert [token.id for token in store.read(lambda tx: tx.identities.tokens())] == ["4", "3", "2", "1", "0"]
+    dropped = {"requests": 6, "usage": 2, "audit": 5, "events": 4, "idempotency": 2, "join tokens": 2}
+    assert retention.dropped == dropped
     retention.round()
     assert left(store) == found, "a second round finds nothing"
 

@@ -57,6 +57,23 @@ def test_what_was_read_but_not_dropped_is_read_again(tmp_path: Path) -> None:
     assert everything(opened(tmp_path)) == [record(1), record(2)]
 
 
+def test_who_comes_late_changes_nothing_for_the_next(tmp_path: Path) -> None:
+    """STO-03: a thread of a term that ended takes nothing from the one that has the directory now."""
+    old = opened(tmp_path, segment_bytes=64)
+    for number in range(4):
+        old.append([record(number)])
+    chunk = old.read(2, 10_000)
+    assert chunk is not None
+    old.close()
+    now = opened(tmp_path, segment_bytes=64)
+    before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+    old.drop(chunk.end)
+    with pytest.raises(SpoolFull, match="was closed"):
+        old.append([record(9)])
+    assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
+    assert everything(now) == [record(number) for number in range(4)]
+
+
 def test_the_files_are_for_their_owner_only(tmp_path: Path) -> None:
     """SEC-03: names of keys are nobody else's business."""
     spool = opened(tmp_path / "s")

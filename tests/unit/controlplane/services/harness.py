@@ -36,7 +36,7 @@ class Store:
     """``StoreAccess`` that can be ``away``, or ``lose`` the answer of the next commit."""
 
     def __init__(self, directory: Path) -> None:
-        self.threads = threads(backend_of("", None, directory, exclusive=False), 5.0).start()
+        self.threads = threads(backend_of("", None, directory), 5.0).start()
         self.away = False
         self.lose = False
         self.failing = ""

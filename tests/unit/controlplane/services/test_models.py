@@ -4,6 +4,7 @@ from pathlib import Path
 
 import gevent
 import pytest
+import yaml
 
 from controlplane.catalog.source import SourceReport
 from controlplane.events import CatalogChanged
@@ -147,6 +148,20 @@ def test_a_file_that_is_faulty_now_stops_no_live_change(world: World) -> None:
     world.path.write_text("models: {}")
     world.catalog.reload("ada")
     assert names(world) == {"m"} and world.catalog.refusal is None
+
+
+def test_files_come_into_force_beyond_doubt_only(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """HA-01: whoever leads by now may have read them otherwise, and routers still take our table."""
+    world.models.create(ask(), "m", SIM)
+    world.path.write_text(yaml.safe_dump({"models": {"from-a-file": SIM}}))
+    monkeypatch.setattr(world.catalog, "_sure", lambda: False)
+    with pytest.raises(Refused, match="has not renewed this control plane's lease") as refused:
+        world.catalog.reload("SIGHUP")
+    assert (refused.value.code, refused.value.status) == ("store_unavailable", 503)
+    assert names(world) == {"m"} and len(world.inbox) == 1
+    monkeypatch.undo()
+    world.catalog.reload("SIGHUP")
+    assert names(world) == {"m", "from-a-file"}
 
 
 def test_the_audit_stands_with_the_change(world: World) -> None:

@@ -48,6 +48,7 @@ class Watched:
             routers=tuple,
             refusals=dict,
             journal=cast(Any, self.journal),
+            lead=lambda: {"name": "cp-1", "ha": False, "sure": True, "remaining_seconds": None, "failing": None},
             more=(lambda: self.more,),
         )
 

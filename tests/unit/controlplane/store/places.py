@@ -1,14 +1,19 @@
 """An empty store for one test, on each kind of database."""
 
+import secrets
 import shutil
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from controlplane.leadership.lease import Holder, taking
 from controlplane.store.access import StoreThreads
 from controlplane.store.database import Database
+from controlplane.store.opening import threads
+from controlplane.store.port import Transaction
 from controlplane.store.postgresql import Postgresql
 from controlplane.store.sqlite import Sqlite
 from llmgw.runtime.stall import StallDetector
@@ -16,6 +21,12 @@ from tests.fakes.postgresql import Server
 
 HELD = 0.5
 """Seconds: a hub that is held this long was held by a call on the store; shorter stalls are a busy machine's."""
+
+
+def take_epoch(tx: Transaction, floor: int = 0) -> int:
+    """Lead for the first time under another id, as each start of a control plane does; the epoch."""
+    claim = replace(taking(tx.leadership.read()), floor=floor)
+    return tx.leadership.claim(secrets.token_hex(8), claim, ttl=30.0, holder=Holder()).epoch
 
 
 @contextmanager
@@ -44,10 +55,12 @@ class Place:
         self._open.append(database)
         return database
 
-    def threads(self, timeout: float = 5.0, **more: Any) -> StoreThreads:
+    def threads(
+        self, timeout: float = 5.0, *, guard: Callable[[Transaction], None] | None = None, **more: Any
+    ) -> StoreThreads:
         """A writer and a reader in threads, as the control plane has them."""
         backend = self.backend(**more)
-        started = StoreThreads(lambda: Database(backend), lambda: Database(backend, write=False), timeout).start()
+        started = threads(backend, timeout, guard).start()
         self._open.append(started)
         return started
 

@@ -1,11 +1,11 @@
-"""Conformance of every database: keys, scopes, people, secrets, the epoch."""
+"""Conformance of every database: keys, scopes, people, secrets."""
 
 import dataclasses
 
 import pytest
 
 from controlplane.store.database import Database
-from controlplane.store.port import AdminToken, ApiKey, Duplicate, Grant, Scope, User
+from controlplane.store.port import AdminToken, ApiKey, Duplicate, Grant, Scope, StoredSecret, User
 from tests.unit.controlplane.store.places import Place
 
 ODD = "Zoë '%_\\\" 🦙"
@@ -22,40 +22,35 @@ def token(number: int, user: str = "ada", **more: object) -> AdminToken:
     return AdminToken(id=f"token-{number}", user=user, digest=f"{number:064x}", **{**fields, **more})
 
 
-# ---------------------------------------------------------------- leadership and secrets
+# ---------------------------------------------------------------- secrets
 
 
-def test_epochs_rise_and_never_repeat(database: Database) -> None:
-    """AGT-04: above every one taken, above the floor, above what was raised to."""
-    assert database.transact(lambda tx: tx.leadership.take_epoch()) == 1
-    assert database.transact(lambda tx: tx.leadership.take_epoch()) == 2
-    assert database.transact(lambda tx: tx.leadership.take_epoch(floor=40)) == 41
-    assert database.transact(lambda tx: tx.leadership.take_epoch(floor=7)) == 42
-    database.transact(lambda tx: tx.leadership.raise_epoch(50))
-    database.transact(lambda tx: tx.leadership.raise_epoch(10))
-    assert database.transact(lambda tx: tx.leadership.take_epoch()) == 51
-    beyond = 2**40
-    database.transact(lambda tx: tx.leadership.raise_epoch(beyond))
-    assert database.transact(lambda tx: tx.leadership.take_epoch()) == beyond + 1
-
-
-def test_the_first_epoch_respects_what_is_known(place: Place) -> None:
-    """AGT-04: an empty store beneath agents that obeyed epochs before."""
-    assert place.open().transact(lambda tx: tx.leadership.take_epoch(floor=9)) == 10
-
-
-def test_a_raised_epoch_needs_no_earlier_one(database: Database) -> None:
-    """AGT-04: raising is good for an empty store too."""
-    database.transact(lambda tx: tx.leadership.raise_epoch(5))
-    assert database.transact(lambda tx: tx.leadership.take_epoch()) == 6
+def secret(number: int, mark: str = "aa", value: bytes = bytes(range(256)), name: str = "engine") -> StoredSecret:
+    return StoredSecret(name, number, mark, value, 1.0 + number, "ada")
 
 
 def test_a_secret_stays_what_it_was_at_first(database: Database) -> None:
     """ENG-03: the first candidate becomes the secret; bytes come back as they were."""
-    odd = bytes(range(256))
-    assert database.transact(lambda tx: tx.secrets.get("engine", odd, 1.0)) == odd
-    assert database.transact(lambda tx: tx.secrets.get("engine", b"other", 2.0)) == odd
-    assert database.transact(lambda tx: tx.secrets.get("more", b"other", 2.0)) == b"other"
+    first, other = secret(1), secret(1, "bb", b"other")
+    assert database.transact(lambda tx: tx.secrets.begin(first)) == (first,)
+    assert database.transact(lambda tx: tx.secrets.begin(other)) == (first,)
+    more = secret(1, "cc", b"other", name="more")
+    assert database.transact(lambda tx: tx.secrets.begin(more)) == (more,)
+    assert "other" not in repr(other)
+
+
+def test_generations_of_a_secret_are_kept_until_they_are_dropped(database: Database) -> None:
+    """SEC-08: oldest first; a number is taken once; the newest cannot be dropped."""
+    rows = [secret(number, f"m{number}") for number in (1, 2, 10)]
+    for row in rows:
+        database.transact(lambda tx, row=row: tx.secrets.add(row))
+    assert database.transact(lambda tx: tx.secrets.begin(secret(1, "zz"))) == tuple(rows)
+    with pytest.raises(Duplicate):
+        database.transact(lambda tx: tx.secrets.add(secret(2, "other")))
+    database.transact(lambda tx: tx.secrets.drop("engine", ["1-m1", "2-other", "10-m10"]))
+    assert database.transact(lambda tx: tx.secrets.all("engine")) == tuple(rows[1:])
+    database.transact(lambda tx: tx.secrets.drop("more", ["2-m2"]))
+    assert database.transact(lambda tx: tx.secrets.all("engine")) == tuple(rows[1:])
 
 
 # ---------------------------------------------------------------- keys

@@ -40,7 +40,7 @@ def test_an_audit_entry_comes_back_as_it_was(database: Database) -> None:
     """API-05: nothing, false and empty told apart; what came before and after as values."""
     first = entry(1, before={"a": [1, None, False]}, after=None, request_id="r-1")
     second = entry(2, before=False, after=[])
-    database.transact(lambda tx: [tx.audit.add(one) for one in (first, second)])
+    database.transact(lambda tx: tx.audit.add(first, second))
     page = database.transact(lambda tx: tx.audit.page(10))
     assert [dataclasses.replace(one, id=0) for one in page.items] == [second, first]
     assert page.next is None and page.items[0].id > page.items[1].id > 0

@@ -20,7 +20,7 @@ from controlplane.store.database import Database
 from controlplane.store.port import ApiKey, NodeIntent, StoreError, StoreUnavailable
 from controlplane.store.schema import configuration, current, head
 from controlplane.store.tables import metadata
-from tests.unit.controlplane.store.places import Place
+from tests.unit.controlplane.store.places import Place, take_epoch
 from tests.unit.controlplane.store.test_identity import key
 
 STEPS = [step.revision for step in reversed(list(ScriptDirectory.from_config(configuration()).walk_revisions()))]
@@ -47,6 +47,22 @@ ROWS: dict[str, str] = {
     "0003": """
         INSERT INTO requests (at, id, key_id, scope, model, asked, status, code, router, replica, stream)
         VALUES (1.0, 'r1', 'k', 'a/b', 'm', '', 200, '', 'router-1', '', '1')
+    """,
+    "0004": """
+        UPDATE leadership SET owner = 'cp', renewals = 7, ttl = 30.0, holder = '{"name": "a"}', renewed_at = 1.5
+    """,
+    "0005": """
+        INSERT INTO identities (kind, name, enrolled_at, enrolled_by, revoked_at)
+        VALUES ('node', 'n1', 1.0, 'ada', 2.5);
+        INSERT INTO join_tokens (id, digest, kind, name, created_at, created_by, expires_at)
+        VALUES ('join-1', 'd', 'node', 'n1', 1.0, 'ada', 901.0)
+    """,
+    "0006": """
+        INSERT INTO secrets (name, number, mark, value, created_at, created_by)
+        VALUES ('another', 3, '0a0b', 'abc', 1.0, 'ada')
+    """,
+    "0007": """
+        INSERT INTO usage_sources (source, boot, sequence, at, gaps) VALUES ('router-1', 'b', 9, 1.0, '[2, 4]')
     """,
 }
 """Rows in the shape of each step, put in when a walk reaches it."""
@@ -130,11 +146,16 @@ def test_a_store_of_the_first_release_is_upgraded_with_what_is_in_it(bare: Place
     walk(bare, lambda connection: (command.upgrade(configuration(connection), "0001"), fill(connection, "0001")))
     database = bare.open()
     read = database.transact(
-        lambda tx: (tx.keys.all(), tx.intents.nodes(), tx.secrets.get("engine", b"x", 2.0), tx.leadership.take_epoch())
+        lambda tx: (
+            tx.keys.all(),
+            tx.intents.nodes(),
+            [(row.number, row.value, row.created_at, len(row.mark)) for row in tx.secrets.all("engine")],
+            take_epoch(tx),
+        )
     )
     first = ApiKey("key-1", "ü", "sk", "d1", 1.5, "ada", models=("a",))
     second = ApiKey("key-2", "n", "sk", "d2", 2.5, "ada", revoked_at=3.5, revoked_by="eve")
-    assert read == ((first, second), {"n1": NodeIntent(Cordon("disk", "ada", "2026"), {})}, b"abc", 8)
+    assert read == ((first, second), {"n1": NodeIntent(Cordon("disk", "ada", "2026"), {})}, [(1, b"abc", 1.0, 8)], 8)
     if bare.kind == "sqlite":
         copy = tmp_path / "llmgw.db.before-0001"
         assert stat.S_IMODE(copy.stat().st_mode) == 0o600

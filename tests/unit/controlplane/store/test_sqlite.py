@@ -18,7 +18,7 @@ from controlplane.store.database import Database
 from controlplane.store.port import RequestEntry, StoreError, StoreUnavailable, Transaction
 from controlplane.store.queries import scan
 from controlplane.store.sqlite import Sqlite
-from tests.unit.controlplane.store.places import Place, hub_is_free
+from tests.unit.controlplane.store.places import Place, hub_is_free, take_epoch
 from tests.unit.controlplane.store.test_identity import key
 from tests.unit.controlplane.store.test_scans import entry as log_entry
 
@@ -70,16 +70,16 @@ def test_a_locked_database_is_an_error_in_words_and_never_holds_the_hub(place: P
 def test_a_file_that_was_removed_or_replaced_takes_nothing(place: Place, file: Path, tmp_path: Path) -> None:
     """STO-01: a change that would not outlive the process is refused, not confirmed."""
     store = place.threads()
-    epoch = store.write(lambda tx: tx.leadership.take_epoch())
+    epoch = store.write(take_epoch)
     file.rename(tmp_path / "aside")
     for _ in range(2):
         with pytest.raises(StoreUnavailable, match="was removed or replaced"):
-            store.write(lambda tx: tx.leadership.take_epoch())
+            store.write(take_epoch)
         with pytest.raises(StoreUnavailable, match="was removed or replaced"):
             store.read(lambda tx: tx.keys.all())
         file.touch()
     (tmp_path / "aside").replace(file)
-    assert store.write(lambda tx: tx.leadership.take_epoch()) == epoch + 1
+    assert store.write(take_epoch) == epoch + 1
 
 
 @pytest.mark.parametrize("content", [b"not a database at all" * 100, b"\0" * 8192], ids=["text", "zeros"])

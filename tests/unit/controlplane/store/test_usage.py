@@ -1,9 +1,11 @@
 """Conformance of every database: usage by the hour, and the log of requests (TEN-06)."""
 
 import math
+import random
 
 from controlplane.store.database import Database
-from controlplane.store.port import RequestEntry, UsageRow
+from controlplane.store.port import Counted, RequestEntry, UsageOf, UsageRow
+from controlplane.store.queries.sequences import MOST_GAPS
 
 HOUR, DAY = 3600.0, 86400.0
 NOON = 20000 * DAY + 12 * HOUR
@@ -56,16 +58,71 @@ def test_use_is_summed_by_the_hour(database: Database) -> None:
 
 
 def test_a_batch_is_counted_once(database: Database) -> None:
-    """STO-03: repeated and old batches are not; each process of each router counts from anew."""
+    """STO-03: repeated batches are not; each process of each router counts from anew."""
     assert count(database, request(1), sequence=5) is True
     assert count(database, request(1), sequence=5) is False
-    assert count(database, request(1), sequence=4) is False
     assert count(database, sequence=6) is True, "a batch may be empty"
+    assert count(database, request(1), sequence=5) is count(database, request(1), sequence=6) is False
     assert count(database, request(2), sequence=7) is True
     assert count(database, request(3), sequence=1, boot="b2") is True
     assert count(database, request(4), sequence=1, source="router-2") is True
     assert rows(database)[0].requests == 4
     assert sorted(ids(database)) == ["r1", "r2", "r3", "r4"]
+
+
+def test_a_batch_that_comes_late_is_counted_once(database: Database) -> None:
+    """STO-03, HA-01: after those that another control plane was given; with the moment of the newest request."""
+    for sequence in (1, 2, 7, 8):
+        assert count(database, request(sequence), sequence=sequence) is True
+    for sequence in (4, 3, 6, 5):
+        assert count(database, request(sequence), sequence=sequence) is True
+        assert count(database, request(sequence), sequence=sequence) is False
+    assert rows(database)[0].requests == 8
+    assert count(database, request(9, at=NOON + 5 * HOUR), sequence=20) is True
+    assert count(database, request(10, at=NOON), sequence=19) is True
+    database.transact(lambda tx: tx.usage.drop_usage(NOON + 5 * HOUR, 9))
+    assert count(database, request(9, at=NOON + 5 * HOUR), sequence=20) is False, "known as long as its sums"
+
+
+def test_batches_in_any_order_and_over_again(database: Database) -> None:
+    """STO-03: several in one transaction, of several processes, each in the order of nobody: the sums are those
+    of the set of them."""
+    chance = random.Random(5)
+    for turn in range(5):
+        there = [
+            (f"boot-{turn}-{boot}", number) for boot in range(3) for number in range(1, 15) if chance.random() < 0.8
+        ]
+        coming = chance.sample(there * 2, 2 * len(there))
+        new = 0
+        while coming:
+            size = chance.randint(1, 9)
+            some, coming = coming[:size], coming[size:]
+            batches = [UsageOf("r", boot, number, (request(number, key=boot),)) for boot, number in some]
+            counted = database.transact(lambda tx, batches=batches: tx.usage.add_all(batches, log=True))
+            new += counted.new
+            assert counted.given_up == 0
+        assert new == len(there)
+        for boot in {boot for boot, _ in there}:
+            numbers = [number for other, number in there if other == boot]
+            assert rows(database, key=boot)[0].requests == len(numbers)
+            assert sorted(ids(database, key=boot)) == sorted(f"r{number}" for number in numbers)
+
+
+def test_gaps_without_end_are_given_up(database: Database) -> None:
+    """STO-03: the lowest first, and it is told how many batches may be missing for it."""
+    numbers = range(2, 2 * (MOST_GAPS + 3) + 1, 2)
+    batches = [UsageOf("r", "b", number, (request(number),)) for number in numbers]
+    assert database.transact(lambda tx: tx.usage.add_all(batches, log=False)) == Counted(len(numbers), 3)
+    late = [UsageOf("r", "b", number, (request(number),)) for number in (1, 3, 5, 7)]
+    assert database.transact(lambda tx: tx.usage.add_all(late, log=False)) == Counted(1, 0)
+    assert rows(database)[0].requests == len(numbers) + 1
+
+
+def test_names_that_are_too_long_are_one_when_cut(database: Database) -> None:
+    """STO-03: they share one row, in one transaction too."""
+    batches = [UsageOf("r" * 300 + end, "b", 1, (request(1),)) for end in ("1", "2")]
+    assert database.transact(lambda tx: tx.usage.add_all(batches, log=True)).new == 1
+    assert count(database, source="r" * 999, boot="b") is False
 
 
 def test_requests_are_counted_without_being_logged(database: Database) -> None:

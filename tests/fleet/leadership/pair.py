@@ -1,0 +1,90 @@
+"""Two control planes on one store, with a short lease."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import requests
+
+from tests.fakes.controlplane import Agent, ControlPlane
+
+TTL = 3.0
+RENEW = 0.5
+TAKEOVER = 4.0
+"""Seconds beyond the end of the lease that a takeover may take (HA-02)."""
+
+PATIENCE = 6.0
+"""Seconds more where other tests keep the processors busy."""
+
+SETTLED = {"settling__steady": "300ms", "settling__limit": "1s"}
+
+
+class Member(ControlPlane):
+    """One of them. ``name`` is ``cp-1`` or ``cp-2``."""
+
+    def __init__(self, directory: Path, name: str, url: str, **more: Any) -> None:
+        directory.mkdir()
+        ha = {"enabled": True, "name": name, "ttl": f"{TTL}s", "renew": f"{RENEW}s"}
+        super().__init__(directory, **{"store__url": url, "ha": ha} | SETTLED | more)
+        self.name = name
+
+    def leads(self) -> bool:
+        """Whether it says so itself."""
+        return self.metric("llmgw_leader ") == 1
+
+    def serves(self) -> bool:
+        """Whether it leads and answers to people."""
+        return self.ask("status").status_code == 200
+
+    def sure(self) -> bool:
+        """Whether it leads beyond doubt."""
+        return self.metric("llmgw_lease_sure ") == 1
+
+    def ask(self, path: str) -> requests.Response:
+        """A request of a person."""
+        headers = self.auth if (self.state / "admin.token").exists() else {}
+        return requests.get(f"{self.api}/api/v1/{path}", headers=headers, timeout=30)
+
+    def told(self) -> dict[str, Any]:
+        """What an agent is told that is refused."""
+        agent = self.agent().upgrade().hello()
+        refuse = agent.receive()
+        agent.close()
+        return {} if refuse is None else {name: getattr(refuse, name, None) for name in refuse.__struct_fields__}
+
+
+class Pair:
+    """``first`` leads, ``second`` stands by, once ``start`` returns."""
+
+    def __init__(self, directory: Path, url: str, **more: Any) -> None:
+        self.first = Member(directory / "first", "cp-1", url, **more)
+        self.second = Member(directory / "second", "cp-2", url, **more)
+
+    def start(self) -> "Pair":
+        """One after the other."""
+        self.first.start()
+        self.second.start()
+        return self
+
+    def stop(self) -> None:
+        """Whoever runs."""
+        for member in (self.first, self.second):
+            if member.process is not None:
+                member.stop()
+
+
+class Stopwatch:
+    """Seconds since it was made."""
+
+    def __init__(self) -> None:
+        self._began = time.monotonic()
+
+    @property
+    def seconds(self) -> float:
+        """Until now."""
+        return time.monotonic() - self._began
+
+
+def session(member: ControlPlane, node: str = "node-1", **hello: Any) -> Agent:
+    """An agent's registered session."""
+    return member.agent(node).upgrade().hello(**hello).register()

@@ -1,0 +1,1 @@
+"""Tests of ``llmgw.identity`` (SEC-01, SEC-02)."""
