@@ -61,7 +61,7 @@ class Folder:
 
     def signature(self) -> Signature:
         """Changes whenever a file of the folder does."""
-        return tuple(_stamp(file) for file in (self.authorities, *self._own.files, *self._issuer.files))
+        return tuple([_stamp(file) for file in (self.authorities, *self._own.files, *self._issuer.files)])
 
     def pair(self) -> tuple[Path, Path]:
         """The files that hold the certificate and its key just now."""

@@ -1,6 +1,10 @@
 """Two control planes on one store, with a short lease."""
 
+import random
+import signal
+import sqlite3
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +31,7 @@ class Member(ControlPlane):
         ha = {"enabled": True, "name": name, "ttl": f"{TTL}s", "renew": f"{RENEW}s"}
         super().__init__(directory, **{"store__url": url, "ha": ha} | SETTLED | more)
         self.name = name
+        self._file = Path(url.removeprefix("sqlite://")) if url.startswith("sqlite://") else None
 
     def leads(self) -> bool:
         """Whether it says so itself."""
@@ -44,6 +49,15 @@ class Member(ControlPlane):
         """A request of a person."""
         headers = self.auth if (self.state / "admin.token").exists() else {}
         return requests.get(f"{self.api}/api/v1/{path}", headers=headers, timeout=30)
+
+    def freeze(self) -> None:
+        """SIGSTOP, but not in the middle of a write: on SQLite a process that stands still
+        with the file locked keeps everybody from writing, whoever leads."""
+        self.tell(signal.SIGSTOP)
+        while self._file is not None and _locked(self._file):
+            self.tell(signal.SIGCONT)
+            time.sleep(random.uniform(0.0, 0.02))  # another moment than the one before
+            self.tell(signal.SIGSTOP)
 
     def told(self) -> dict[str, Any]:
         """What an agent is told that is refused."""
@@ -71,6 +85,17 @@ class Pair:
         for member in (self.first, self.second):
             if member.process is not None:
                 member.stop()
+
+
+def _locked(database: Path) -> bool:
+    """Whether somebody writes to the file now."""
+    with closing(sqlite3.connect(database, timeout=0.2, isolation_level=None)) as connection:
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+        except sqlite3.OperationalError:
+            return True
+        connection.execute("ROLLBACK")
+    return False
 
 
 class Stopwatch:

@@ -124,7 +124,7 @@ def test_one_that_slept_lets_everything_go_when_it_wakes(pair: Pair) -> None:
     first, second = pair.first, pair.second
     agent = session(first)
     before = agent.expect(Welcome)
-    first.tell(signal.SIGSTOP)
+    first.freeze()
     until(second.serves, "the takeover")
     first.tell(signal.SIGCONT)
     goodbye = agent.expect(Goodbye)
@@ -144,7 +144,7 @@ def test_a_change_by_one_that_does_not_know_yet_is_not_kept(quick: Pair) -> None
     first, second = quick.first, quick.second
     agent = session(first)
     agent.expect(Welcome)
-    first.tell(signal.SIGSTOP)
+    first.freeze()
     until(second.serves, "the takeover")
     first.tell(signal.SIGCONT)
     answer = requests.post(f"{first.api}/api/v1/keys", json={"name": "lost"}, headers=first.auth, timeout=30)
