@@ -129,6 +129,7 @@ def test_an_identity_that_cannot_be_used(node, spoil, words):
 def test_an_expired_certificate_ends_neither_agent_nor_engines(node, planes):
     """SEC-01, AGT-09: engines live on, a person is told what to do, and the new certificate is
     taken without a restart."""
+    node.settings["control_planes"] = [planes[0].address]
     agent = node.agent()
     peer, _, _ = ready_session(planes[0])
     bring_up(peer, node.spec())

@@ -310,7 +310,8 @@ class Cluster:
         """Whether a request for one token gets its answer."""
         try:
             client.completions.create(model=model, prompt="x", max_tokens=1)
-        except openai.InternalServerError as error:
+        except (openai.InternalServerError, openai.AuthenticationError) as error:
+            # The latter: a key that was made this moment is on its way to the router.
             raise AssertionError(str(error)) from error
         return True
 
