@@ -25,7 +25,7 @@ SLICE = 0.001
 BATCH = 64
 """Events handled in a row before others may run, unless that takes longer than ``LONG``."""
 
-REST, SHORT_REST, LONGEST_REST = 3.0, 1.0, 1.0
+REST, SHORT_REST, LONGEST_REST = 3.0, 0.5, 1.0
 """After a pass others have the processor for so many times as long as it worked, for fewer if
 it decided something, at most for so many seconds: while thousands of nodes register,
 something has always changed."""

@@ -41,6 +41,11 @@ class Inbox:
     def __len__(self) -> int:
         return len(self._events)
 
+    @property
+    def closed(self) -> bool:
+        """Whether there is no writer any more."""
+        return self._closed
+
     def put(self, event: Event) -> None:
         """Add an event of the fleet; wait while there is no room."""
         if isinstance(event, FrameReceived) and isinstance(event.message, Heartbeat):

@@ -44,6 +44,7 @@ from controlplane.fleet import (
     intents,
     lead,
     nodes,
+    refusals,
     replicas,
     restarts,
     sessions,
@@ -60,7 +61,7 @@ from controlplane.planning.drains import MEMORY, Routers
 from controlplane.planning.overlay import Overlay
 from controlplane.planning.plan import Action, Plan, decision
 from controlplane.planning.policy import LoopSettings
-from controlplane.planning.reconcile import overtaken, plan, wanted
+from controlplane.planning.reconcile import overtaken, plan
 from controlplane.planning.view import FleetView, Lease, Settling
 from controlplane.planning.work import Work
 from controlplane.publish.routes import EXTERNAL, Routing, aliases, key_files
@@ -278,7 +279,7 @@ class Loop:
         told = yield
         fleet.now = max(fleet.now, now, told or now)
         lead.look(fleet, fleet.now)
-        self._refusals(decided, now)
+        refusals.keep(fleet, decided, now)
         # If events came in since, it may fit by now, and is tried anew.
         given_up = decided.given_up if fleet.view.version == decided.version else {}
         accepted = self._accept(decided)
@@ -341,28 +342,6 @@ class Loop:
             rejected.add(violation.model)
         fleet.touch()  # what changed while the plan was made is planned for at once
         return [action for action in decided.actions if action.model not in rejected]
-
-    def _refusals(self, decided: Plan, now: float) -> None:
-        """Keep why a model was not placed; tell when the reason changes, or again after
-        ten minutes (REC-05)."""
-        fleet = self._fleet
-        for name in decided.fits | {name for name in fleet.view.health if wanted(fleet.view, name).lower == 0}:
-            health = fleet.view.health.get(name)
-            if health is not None:
-                health.refusal = health.refused_since = health.refused_version = health.refusal_noted = None
-        for name, refusal in decided.refused.items():
-            health = fleet.health(name)
-            if health.refusal is None or health.refusal.message != refusal.message:
-                health.refused_since = now
-                health.refusal_noted = None
-            health.refusal = refusal
-            health.refused_version = decided.version
-        for name, health in fleet.view.health.items():
-            if health.refusal is None:
-                continue
-            if health.refusal_noted is None or now - health.refusal_noted >= fleet.settings.repeat_refusal:
-                health.refusal_noted = now
-                fleet.note("no-placement", health.refusal.message, model=name, code=health.refusal.code)
 
     def _publishing(self) -> Generator[None, None, None]:
         """Publish in slices; what changes meanwhile is not published older than it is."""

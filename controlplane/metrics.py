@@ -6,9 +6,11 @@ holds nobody up.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from math import inf
 from operator import itemgetter
 from typing import Any
 
+import gevent
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -47,6 +49,9 @@ _MODELS = (
     _model("llmgw_model_parked", "1 if the model failed too often and is not tried.", itemgetter("parked")),
     _model("llmgw_model_unplaceable", "1 if no node can take the model.", lambda m: m["state"] == "unplaceable"),
 )
+
+KEEP_EVERY, KEEP_FOR = 2.0, 150.0
+"""Seconds between two looks for what changed, and how long after a scrape there are any."""
 
 CERTIFICATES = Family(
     "llmgw_certificate_expires_timestamp_seconds",
@@ -97,6 +102,8 @@ class Metrics:
     def __init__(self, sources: Sources) -> None:
         self._sources = sources
         self._nodes = NodeMetrics()
+        self._scraped = -inf
+        self._keeper: gevent.Greenlet[..., None] | None = None
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(_One(self._process))
         self._registry.register(_One(lambda: families(sources.leadership)))
@@ -104,14 +111,27 @@ class Metrics:
     def render(self) -> list[bytes]:
         """The text format, in parts. Whatever takes long is done in slices."""
         sources = self._sources
-        view, now = sources.fleet.view, sources.clock.monotonic()
-        nodes = in_slices(list(view.nodes.values()), sources.clock)
-        rows = self._nodes.look(nodes, lambda node: sources.fleet.measurements(node, now), view.replicas)
-        makers = (told(rows), self._models(), self._certificates())
+        self._scraped = sources.clock.monotonic()
+        if self._keeper is None:
+            self._keeper = gevent.spawn(self._keep)
+        makers = (told(self._look()), self._models(), self._certificates())
         parts = [generate_latest(self._registry)]
         for part in in_slices((part for maker in makers for part in maker), sources.clock):
             parts.append(part)
         return parts
+
+    def _look(self) -> list[Mapping[str, str]]:
+        sources = self._sources
+        view, now = sources.fleet.view, sources.clock.monotonic()
+        nodes = in_slices(list(view.nodes.values()), sources.clock)
+        return self._nodes.look(nodes, lambda node: sources.fleet.measurements(node, now), view.replicas)
+
+    def _keep(self) -> None:
+        """While somebody scrapes, write lines as heartbeats come rather than all at once."""
+        while self._sources.clock.monotonic() - self._scraped < KEEP_FOR and not self._sources.inbox.closed:
+            gevent.sleep(KEEP_EVERY)
+            self._look()
+        self._nodes, self._keeper = NodeMetrics(), None
 
     def described(self) -> list[tuple[str, str, tuple[str, ...], str]]:
         """Name, type, labels and meaning of every metric, by name."""

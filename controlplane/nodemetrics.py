@@ -1,18 +1,17 @@
 """The metrics of nodes, their devices and what runs on them, as text (OBS-01).
 
 They are nearly all of what a scrape of a large fleet holds: some 60 lines for each node of
-eight devices.
+eight devices, written once for each heartbeat.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import chain
-from operator import attrgetter, itemgetter
-from typing import Any, NamedTuple
+from operator import attrgetter
+from typing import Any
 
 from controlplane.exposition import Family
 from controlplane.planning.view import NodeView, ReplicaView
-from llmgw.wire.messages import Device, DeviceUse, Inventory, Measurements, ShardUse
+from llmgw.wire.messages import Device, Inventory, Measurements, ShardUse
 
 Figure = float | None
 
@@ -84,73 +83,62 @@ _Shard = tuple[str, int, str]
 
 
 class _Node:
-    """What is kept of one node from scrape to scrape: lines that change with its inventory or
-    its session, and labels. Lines that change with every heartbeat are not: of a large fleet
-    they would be tens of megabytes, and nearly all are others by the next scrape."""
+    """What is told of one node: its lines by family, kept until what they say changes."""
 
-    __slots__ = ("_devices", "_facts", "_shards", "labels", "shards", "texts")
+    __slots__ = ("_devices", "_facts", "_labels", "_measured", "_shards", "texts")
 
     def __init__(self, node_id: str) -> None:
-        self.labels = _NODES[0].family.labelled((node_id,))
         self.texts: dict[str, str] = {}
-        self.shards: tuple[str, ...] = ()
+        self._labels = _NODES[0].family.labelled((node_id,))
         self._facts: tuple[Inventory | None, bool, bool] | None = None
+        self._measured: Measurements | None = None
         self._devices: tuple[tuple[str, str], ...] = ()
         self._shards: tuple[_Shard, ...] = ()
 
-    def update(self, node: NodeView) -> None:
+    def update(self, node: NodeView, measured: Measurements, replicas: Mapping[str, ReplicaView]) -> None:
         """Bring the lines up to date."""
         facts = (node.inventory, node.registered, node.cordon is not None)
-        if self._facts is not None and self._facts[0] is facts[0] and self._facts[1:] == facts[1:]:
-            return
-        self._facts = facts
+        if self._facts is None or self._facts[0] is not facts[0] or self._facts[1:] != facts[1:]:
+            self._facts = facts
+            self._measured = None
+            self._tell_facts(node)
+        fresh = self._measured is not measured
+        if fresh:
+            self._measured = measured
+            uses = {use.uuid: use for use in measured.devices}
+            known = [(labels, uses[uuid]) for uuid, labels in self._devices if uuid in uses]
+            self._tell(_NODES, [(self._labels, measured)])
+            self._tell(_DEVICES, known)
+        if measured.shards or self._shards or fresh:
+            self._tell_shards(node.id, measured.shards, replicas, fresh=fresh)
+
+    def _tell_facts(self, node: NodeView) -> None:
         devices = node.inventory.devices if node.inventory else ()
         labelled = _DEVICES[0].family.labelled
         labels = [labelled((node.id, device.uuid, device.device_class)) for device in devices]
         self._devices = tuple((device.uuid, label) for device, label in zip(devices, labels, strict=True))
-        self.texts = {row.family.name: _lines(row, [(self.labels, node)]) for row in _NODES if not row.measured}
-        for row in _DEVICES:
-            if not row.measured:
-                self.texts[row.family.name] = _lines(row, zip(labels, devices, strict=True))
+        self._tell(_NODES, [(self._labels, node)], measured=False)
+        self._tell(_DEVICES, list(zip(labels, devices, strict=True)), measured=False)
 
-    def devices(self, measured: Measurements) -> list[tuple[str, DeviceUse]]:
-        """The labels of each device that was measured, and what was."""
-        uses = {use.uuid: use for use in measured.devices}
-        return [(labels, uses[uuid]) for uuid, labels in self._devices if uuid in uses]
-
-    def shards_of(
-        self, node_id: str, uses: Iterable[ShardUse], replicas: Mapping[str, ReplicaView]
-    ) -> list[tuple[str, ShardUse]]:
-        """The same of each shard whose replica is known."""
+    def _tell_shards(
+        self, node_id: str, uses: Iterable[ShardUse], replicas: Mapping[str, ReplicaView], *, fresh: bool
+    ) -> None:
         known = [use for use in uses if use.replica_id in replicas]
         shards = tuple((use.replica_id, use.rank, replicas[use.replica_id].model) for use in known)
-        if shards != self._shards:
-            labelled = _SHARDS[0].family.labelled
-            self._shards = shards
-            self.shards = tuple(labelled((node_id, model, replica, str(rank))) for replica, rank, model in shards)
-        return list(zip(self.shards, known, strict=True))
+        if not fresh and shards == self._shards:
+            return
+        self._shards = shards
+        labelled = _SHARDS[0].family.labelled
+        labels = [labelled((node_id, model, replica, str(rank))) for replica, rank, model in shards]
+        self._tell(_SHARDS, list(zip(labels, known, strict=True)))
 
-
-class _Row(NamedTuple):
-    """One node in one scrape."""
-
-    texts: Mapping[str, str]
-    measured: list[tuple[str, Measurements]]
-    devices: list[tuple[str, DeviceUse]]
-    shards: list[tuple[str, ShardUse]]
-
-
-_GROUPS: tuple[tuple[tuple[_Of, ...], Callable[[_Row], list[tuple[str, Any]]]], ...] = (
-    (_NODES, itemgetter(1)),
-    (_DEVICES, itemgetter(2)),
-    (_SHARDS, itemgetter(3)),
-)
-"""Families, and what of a row their measured figures are read from."""
-
-
-def _lines(of: _Of, samples: Iterable[tuple[str, Any]]) -> str:
-    name, read = of.family.name, of.read
-    return "".join([f"{name}{labels} {value!r}\n" for labels, it in samples if (value := read(it)) is not None])
+    def _tell(self, families: Iterable[_Of], samples: list[tuple[str, Any]], *, measured: bool = True) -> None:
+        for of in families:
+            if of.measured == measured:
+                name, read = of.family.name, of.read
+                self.texts[name] = "".join(
+                    [f"{name}{labels} {value!r}\n" for labels, it in samples if (value := read(it)) is not None]
+                )
 
 
 class NodeMetrics:
@@ -164,28 +152,20 @@ class NodeMetrics:
         nodes: Iterable[NodeView],
         measured: Callable[[NodeView], Measurements],
         replicas: Mapping[str, ReplicaView],
-    ) -> list[_Row]:
-        """These nodes, all there are, as they are now. ``nodes`` may take its time between two."""
+    ) -> list[Mapping[str, str]]:
+        """The lines of these nodes, all there are, by family. ``nodes`` may take its time
+        between two. Costs as much as there is that changed since the last look."""
         kept: dict[str, _Node] = {}
-        rows = []
         for view in nodes:
             node = kept[view.id] = self._nodes.get(view.id) or _Node(view.id)
-            node.update(view)
-            use = measured(view)
-            shards = node.shards_of(view.id, use.shards, replicas) if use.shards or node.shards else []
-            rows.append(_Row(node.texts, [(node.labels, use)], node.devices(use) if use.devices else [], shards))
+            node.update(view, measured(view), replicas)
         self._nodes = kept
-        return rows
+        return [node.texts for node in kept.values()]
 
 
-def told(rows: list[_Row]) -> Iterator[bytes]:
+def told(of: list[Mapping[str, str]]) -> Iterator[bytes]:
     """Family by family, piece by piece."""
-    for families, samples in _GROUPS:
-        for of in families:
-            yield of.family.head.encode()
-            for first in range(0, len(rows), PIECE):
-                piece = rows[first : first + PIECE]
-                if of.measured:
-                    yield _lines(of, chain.from_iterable(map(samples, piece))).encode()
-                else:
-                    yield "".join([row.texts[of.family.name] for row in piece]).encode()
+    for family in FAMILIES:
+        yield family.head.encode()
+        for first in range(0, len(of), PIECE):
+            yield "".join([texts[family.name] for texts in of[first : first + PIECE]]).encode()

@@ -351,11 +351,8 @@ def _shows(presented: Presented) -> dict[str, Any]:
 
 def _keep(tx: Transaction, batch: dict[Key, _Told], now: float) -> None:
     """In few statements: thousands may come at once."""
-    known = {
-        (row.kind, row.name): row
-        for kind in KINDS
-        for row in tx.identities.named(kind, [name for of, name in batch if of == kind])
-    }
+    rows = [row for kind in KINDS for row in tx.identities.named(kind, [name for of, name in batch if of == kind])]
+    known = {(row.kind, row.name): row for row in rows}
     changed: list[Enrolled] = []
     audited: list[AuditEntry] = []
     for key, told in batch.items():

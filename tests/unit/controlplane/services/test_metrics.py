@@ -1,16 +1,18 @@
 """What ``/metrics`` tells of a fleet, read back by the parser of the client library (OBS-01)."""
 
 import math
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any, cast
 
+import gevent
 import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from controlplane.events import Cordon
 from controlplane.exposition import Family
-from controlplane.metrics import Metrics, Sources
+from controlplane.metrics import KEEP_FOR, Metrics, Sources
 from controlplane.store.port import Enrolled
 from llmgw.wire.messages import DeviceUse, Measurements, ShardUse
 from tests.unit.controlplane.services.watched import GIB, Watched
@@ -25,11 +27,12 @@ class Scraped:
     def __init__(self) -> None:
         self.world = Watched(MODELS)
         self.enrolled: list[Enrolled] = []
+        self.inbox = Emptied()
         figures: dict[str, Any] = {
             "identity": SimpleNamespace(version="1", boot="b", epoch=lambda: 3),
             "fleet": self.world.fleet,
             "driver": SimpleNamespace(passes=1, pass_seconds=0.5, pass_seconds_total=2.5, late=0, faults=0),
-            "inbox": Emptied(),
+            "inbox": self.inbox,
             "agents": SimpleNamespace(sessions=2, pending=0, refused=0, bad_frames=0, unknown_messages=0),
             "credentials": SimpleNamespace(expiries=lambda: [SimpleNamespace(what="server", expires_at=1.5e9)]),
             "leadership": SimpleNamespace(leading=True, sure=True, until=math.inf, asked=1, unanswered=0),
@@ -65,18 +68,25 @@ class Emptied:
 
     refused = 0
     coalesced = 0
+    closed = False
 
     def __len__(self) -> int:
         return 0
+
+
+@pytest.fixture
+def scraped() -> Iterator[Scraped]:
+    made = Scraped()
+    yield made
+    made.inbox.closed = True  # or its lines would be kept up to date for ever
 
 
 def use(number: int, **figures: Any) -> DeviceUse:
     return DeviceUse(uuid=f"n1-{number}", **figures)
 
 
-def test_nodes_and_devices_are_told_as_they_are():
+def test_nodes_and_devices_are_told_as_they_are(scraped):
     """A figure that is not known has no sample; it is never 0."""
-    scraped = Scraped()
     measured = Measurements(cpu_percent=12.5, memory_used_bytes=3 * GIB, devices=(use(0, power_watts=300.25), use(1)))
     scraped.world.node("n1", devices=2, measurements=measured, cordon=Cordon("why", "ann", "now"))
     scraped.world.node("n2", inventory=None, registered=False, measurements=None)
@@ -94,9 +104,8 @@ def test_nodes_and_devices_are_told_as_they_are():
     assert scraped.of("llmgw_device_temperature_celsius") == {}
 
 
-def test_what_changed_since_the_last_scrape_is_told_anew():
+def test_what_changed_since_the_last_scrape_is_told_anew(scraped):
     """Lines are kept only while they hold: measurements, inventory, session, cordon, age (AGT-02)."""
-    scraped = Scraped()
     node = scraped.world.node("n1", devices=1, measurements=Measurements(load1=1.0, devices=(use(0, power_watts=1.0),)))
     assert scraped.of("llmgw_node_load") == {("n1",): 1.0}
     node.measurements = Measurements(load1=2.0, devices=(use(0, power_watts=2.0),))
@@ -116,9 +125,8 @@ def test_what_changed_since_the_last_scrape_is_told_anew():
     assert scraped.of("llmgw_node_up") == scraped.of("llmgw_device_excluded") == {}
 
 
-def test_shards_are_told_while_their_replica_is_known():
+def test_shards_are_told_while_their_replica_is_known(scraped):
     """A shard that nobody knows belongs to no model, and has no sample."""
-    scraped = Scraped()
     shards = (ShardUse("tiny-1", 0, 1.5, GIB), ShardUse("tiny-2", 1, None, 2 * GIB))
     scraped.world.node("n1", measurements=Measurements(shards=shards))
     assert scraped.of("llmgw_shard_cpu_cores") == {}
@@ -132,9 +140,8 @@ def test_shards_are_told_while_their_replica_is_known():
     assert scraped.of("llmgw_model_ready_replicas") == {("tiny",): 1}
 
 
-def test_every_metric_is_described_and_every_described_one_is_told():
+def test_every_metric_is_described_and_every_described_one_is_told(scraped):
     """The reference is made of the descriptions: names, types and meanings are those of a scrape."""
-    scraped = Scraped()
     text = b"".join(scraped.metrics.render()).decode()
     told = {(name, text) for name, text in (line.split(" ", 3)[2:] for line in text.splitlines() if "# HELP" in line)}
     kinds = {tuple(line.split(" ")[2:]) for line in text.splitlines() if "# TYPE" in line}
@@ -143,9 +150,8 @@ def test_every_metric_is_described_and_every_described_one_is_told():
     assert kinds == {(name, kind) for name, kind, _, _ in described}
 
 
-def test_certificates_of_those_who_left_are_not_told():
+def test_certificates_of_those_who_left_are_not_told(scraped):
     """Nodes and routers as they showed them; ours as they are on disk."""
-    scraped = Scraped()
     scraped.enrolled = [
         Enrolled("node", "n1", 1.0, "certificate", expires_at=2e9),
         Enrolled("router", "r1", 1.0, "ann", expires_at=None),
@@ -163,3 +169,25 @@ def test_labels_of_any_text_come_back_as_they_were(value):
     (sample,) = family.samples
     assert (sample.labels, sample.value) == ({"one": value, "two": "2"}, 0.1)
     assert (family.documentation, family.type) == ("Words.", "gauge")
+
+
+def test_lines_are_written_as_heartbeats_come_while_somebody_scrapes(
+    scraped: Scraped, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A scrape finds few to write; who scrapes no more takes up no memory."""
+    monkeypatch.setattr("controlplane.metrics.KEEP_EVERY", 0.005)
+    node = scraped.world.node("n1", measurements=Measurements(load1=1.0))
+    scraped.metrics.render()
+    node.measurements = Measurements(load1=2.0)
+    with gevent.Timeout(20):
+        while "2.0" not in scraped.metrics._nodes._nodes["n1"].texts["llmgw_node_load"]:
+            gevent.sleep(0.005)
+        scraped.world.clock.advance(KEEP_FOR)
+        while scraped.metrics._nodes._nodes:
+            gevent.sleep(0.005)
+    node.measured_at = scraped.world.clock.monotonic()
+    assert scraped.of("llmgw_node_load") == {("n1",): 2.0}
+    scraped.inbox.closed = True
+    with gevent.Timeout(20):
+        while scraped.metrics._keeper is not None:
+            gevent.sleep(0.005)
