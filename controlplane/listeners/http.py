@@ -6,6 +6,7 @@ What it refuses by itself has the same JSON shape as the applications' errors.
 import contextlib
 import json
 import secrets
+import socket
 from collections.abc import Callable, Iterable
 from http.client import HTTPException
 from ssl import SSL_ERROR_EOF
@@ -88,6 +89,9 @@ class _Handler(WSGIHandler):  # type: ignore[misc]
 
     def __init__(self, sock: Any, address: Any, server: Any) -> None:
         sock.settimeout(IDLE)
+        with contextlib.suppress(OSError):  # it went away already
+            # Head and body are two writes: the second must not wait for the first one's acknowledgement (40 ms).
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._peer = _presented(sock) if server.mutual else None
         self.who = str(self._peer.identity) if isinstance(self._peer, Presented) else ""
         self.reading = False
