@@ -89,17 +89,25 @@ def test_a_start_that_sees_few_of_its_nodes_rebuilds_nothing():
 # ---------------------------------------------------------------- witnesses
 
 
-def witness(h, replica, answered):
-    """A router that reports every second; its last answer was so long ago when it began."""
-    began = h.clock.monotonic()
+def reporting(h, loads):
+    """A router that reports every second what ``loads()`` says then."""
 
     def reports():
-        now = h.clock.monotonic()
-        ago = now - began + answered if answered is not None else None
-        load = EndpointLoad(id=replica.id, answered_seconds=ago)
-        return [("r1", Report(boot="r", sequence=int(now * 2), version="1", generation="boot-a-1", endpoints=(load,)))]
+        sequence = int(h.clock.monotonic() * 2)
+        return [("r1", Report(boot="r", sequence=sequence, version="1", generation="boot-a-1", endpoints=loads()))]
 
     h.report_routers = reports
+
+
+def witness(h, replica, answered):
+    """A router whose last answer was so long ago when it began."""
+    began = h.clock.monotonic()
+
+    def loads():
+        ago = h.clock.monotonic() - began + answered if answered is not None else None
+        return (EndpointLoad(id=replica.id, answered_seconds=ago),)
+
+    reporting(h, loads)
 
 
 def test_an_endpoint_that_answers_routers_is_not_rebuilt():
@@ -208,14 +216,8 @@ def test_a_process_that_stood_still_blames_nobody():
 
 
 def served(h, replicas, **load):
-    """A router that has these endpoints from an earlier leader's table, and reports every second."""
-
-    def reports():
-        now = h.clock.monotonic()
-        loads = tuple(EndpointLoad(id=replica.id, **load) for replica in replicas)
-        return [("r1", Report(boot="r", sequence=int(now * 2), version="1", generation="boot-a-1", endpoints=loads))]
-
-    h.report_routers = reports
+    """A router that has these endpoints from an earlier leader's table."""
+    reporting(h, lambda: tuple(EndpointLoad(id=replica.id, **load) for replica in replicas))
 
 
 def test_what_routers_are_served_by_is_not_rebuilt_by_a_new_leader():
