@@ -13,9 +13,10 @@ from controlplane.offhub import off_hub
 from controlplane.services.usage import UsageService
 from controlplane.store.access import StoreAccess
 from controlplane.store.feed import Appender, Feeder
-from controlplane.store.port import Counted, Transaction
+from controlplane.store.port import Transaction
 from controlplane.store.retention import Retention
 from controlplane.store.spool import DAMAGED, Spool
+from controlplane.store.values import Counted
 from controlplane.usage.intake import SPOOL, UsageIntake, put
 from llmgw.runtime.clock import Clock
 from llmgw.runtime.logs import Logger

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import BinaryIO
 
 from controlplane.journal import Entry, files, parse_line
-from controlplane.store.port import EventEntry, Transaction
+from controlplane.store.port import Transaction
 from controlplane.store.spool import Chunk, Position, parse_position, position_text
+from controlplane.store.values import EventEntry
 
 MAX_EVENTS = 500
 """Events in one transaction."""

@@ -19,9 +19,11 @@ from controlplane.offhub import off_hub
 from controlplane.services.changes import Changes
 from controlplane.services.cluster_settings import ClusterSettings
 from controlplane.store.access import StoreThreads
+from controlplane.store.errors import StoreError, StoreUnavailable
 from controlplane.store.feed import MAX_BYTES, Feeder
-from controlplane.store.port import Counted, StoreError, StoreUnavailable, Transaction
+from controlplane.store.port import Transaction
 from controlplane.store.spool import Spool
+from controlplane.store.values import Counted
 from controlplane.usage.intake import SPOOL, put
 from llmgw.runtime.clock import Clock
 from llmgw.runtime.logs import Logger

@@ -24,7 +24,7 @@ from controlplane.clustersettings import FILE_SECTION, allowable  # noqa: E402
 from controlplane.identities import Credentials  # noqa: E402
 from controlplane.settings import load  # noqa: E402
 from controlplane.startup import load_all, open_store  # noqa: E402
-from controlplane.store.port import StoreError, StoreUnavailable  # noqa: E402
+from controlplane.store.errors import StoreError, StoreUnavailable  # noqa: E402
 from controlplane.terms import Terms  # noqa: E402
 from llmgw import __version__  # noqa: E402
 from llmgw.runtime.clock import SystemClock  # noqa: E402

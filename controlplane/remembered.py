@@ -7,7 +7,8 @@ from controlplane.events import Cordon, ServingSet
 from controlplane.loop import Intent
 from controlplane.services.people import Known
 from controlplane.services.people import read as read_people
-from controlplane.store.port import (
+from controlplane.store.port import Transaction
+from controlplane.store.values import (
     ApiKey,
     Enrolled,
     Hold,
@@ -16,7 +17,6 @@ from controlplane.store.port import (
     StoredModel,
     StoredSecret,
     StoredSetting,
-    Transaction,
 )
 
 

@@ -20,9 +20,11 @@ from controlplane.settings import identity_folder
 from controlplane.store.access import StoreThreads
 from controlplane.store.backup import back_up
 from controlplane.store.database import Backend, Database
+from controlplane.store.errors import NotLeading, StoreError, StoreUnavailable
 from controlplane.store.opening import backend_of, threads
-from controlplane.store.port import NotLeading, StoredModel, StoreError, StoreUnavailable, Transaction
+from controlplane.store.port import Transaction
 from controlplane.store.sqlite import Sqlite
+from controlplane.store.values import StoredModel
 from llmgw.runtime.clock import SystemClock
 from llmgw.runtime.files import private_directory
 from llmgw.runtime.logs import Logger

@@ -19,7 +19,7 @@ from controlplane.services.changes import Asked, Changed, Principal, Replayed, e
 from controlplane.services.context import Services
 from controlplane.services.errors import Refused, invalid
 from controlplane.services.fleet import Plain
-from controlplane.store.port import Role
+from controlplane.store.values import Role
 
 T = TypeVar("T")
 View = TypeVar("View", bound=Callable[..., Any])

@@ -20,7 +20,7 @@ from controlplane.services.fleet import Plain
 from controlplane.services.identities import KINDS
 from controlplane.services.moments import shown
 from controlplane.services.paging import page_by_name
-from controlplane.store.port import Enrolled, JoinToken
+from controlplane.store.values import Enrolled, JoinToken
 from llmgw.identity.names import Identity, IdentityError, identity
 
 blueprint = Blueprint(

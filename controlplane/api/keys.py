@@ -20,7 +20,7 @@ from controlplane.api.fields import NAME, SCOPE, text
 from controlplane.services.fleet import Plain
 from controlplane.services.moments import shown
 from controlplane.services.paging import page_by_name
-from controlplane.store.port import ApiKey
+from controlplane.store.values import ApiKey
 
 blueprint = Blueprint("keys", __name__, description="API keys. The key itself is shown once and kept nowhere.")
 

@@ -23,7 +23,8 @@ from controlplane.services.fleet import Plain
 from controlplane.services.moments import past, shown
 from controlplane.services.paging import bad_cursor
 from controlplane.services.scoped import scope_of
-from controlplane.store.port import BadCursor, RequestEntry
+from controlplane.store.errors import BadCursor
+from controlplane.store.values import RequestEntry
 
 blueprint = Blueprint("requests", __name__, description="Finished requests of clients, if the log is on.")
 

@@ -19,7 +19,7 @@ from controlplane.api.fields import PRINTABLE, text
 from controlplane.services.fleet import Plain
 from controlplane.services.paging import page_by_name
 from controlplane.services.scopes import shown
-from controlplane.store.port import Scope
+from controlplane.store.values import Scope
 
 blueprint = Blueprint(
     "scopes", __name__, description="To whom models and keys belong: org, org/team, org/team/project."

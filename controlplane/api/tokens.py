@@ -16,7 +16,7 @@ from controlplane.api.fields import NAME, text
 from controlplane.services.fleet import Plain
 from controlplane.services.moments import shown
 from controlplane.services.paging import page_by_name
-from controlplane.store.port import AdminToken
+from controlplane.store.values import AdminToken
 
 blueprint = Blueprint("tokens", __name__, description="Tokens of users. The token itself is shown once.")
 

@@ -12,7 +12,7 @@ from controlplane.services.fleet import Plain
 from controlplane.services.moments import past, shown
 from controlplane.services.scoped import scope_of
 from controlplane.services.usage import By
-from controlplane.store.port import UsageRow
+from controlplane.store.values import UsageRow
 
 blueprint = Blueprint("usage", __name__, description="Requests and tokens, summed by hour, by key, scope and model.")
 

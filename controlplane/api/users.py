@@ -20,7 +20,7 @@ from controlplane.services.auth import LOCAL
 from controlplane.services.fleet import Plain
 from controlplane.services.moments import shown
 from controlplane.services.paging import page_by_name
-from controlplane.store.port import ROLES, Grant, User
+from controlplane.store.values import ROLES, Grant, User
 
 blueprint = Blueprint("users", __name__, description="Users of this API, their roles, and who you are.")
 

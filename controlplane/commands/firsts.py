@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from controlplane.services import keys, people
-from controlplane.store.port import AdminToken, ApiKey, AuditEntry, Grant, Transaction, User
+from controlplane.store.port import Transaction
+from controlplane.store.values import AdminToken, ApiKey, AuditEntry, Grant, User
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9._@+-]{0,99}")  # as the API has it
 

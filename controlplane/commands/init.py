@@ -24,8 +24,8 @@ from controlplane.commands.vouch import vouch
 from controlplane.settings import load
 from controlplane.store import move as moving
 from controlplane.store.database import Database
+from controlplane.store.errors import StoreError, StoreUnavailable
 from controlplane.store.opening import backend_of, url_fault
-from controlplane.store.port import StoreError, StoreUnavailable
 from controlplane.store.sqlite import Sqlite
 from llmgw.identity.names import valid_name
 from llmgw.runtime.clock import SystemClock

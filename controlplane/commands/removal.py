@@ -11,8 +11,10 @@ import yaml
 from controlplane.commands.shared import backend, config, example, facts, output, say
 from controlplane.store import move as moving
 from controlplane.store.database import Database
-from controlplane.store.port import AuditEntry, StoredModel, StoreError, StoreUnavailable, Transaction
+from controlplane.store.errors import StoreError, StoreUnavailable
+from controlplane.store.port import Transaction
 from controlplane.store.sqlite import Sqlite
+from controlplane.store.values import AuditEntry, StoredModel
 from llmgw.runtime.clock import SystemClock
 from llmgw.runtime.faults import did_you_mean
 from llmgw.runtime.settings import Loaded

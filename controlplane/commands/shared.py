@@ -20,9 +20,9 @@ from rich.table import Table
 
 from controlplane.settings import load
 from controlplane.store.database import Backend
+from controlplane.store.errors import StoreError, StoreUnavailable
 from controlplane.store.move import give_to_owner
 from controlplane.store.opening import backend_of
-from controlplane.store.port import StoreError, StoreUnavailable
 from llmgw.runtime.settings import Loaded, SettingsError
 
 DEFAULT_CONFIG = Path("/etc/llmgw/controlplane.yaml")

@@ -27,8 +27,8 @@ from controlplane.store import schema
 from controlplane.store.backup import Made, Manifest, back_up, read_manifest, unpacked, upgraded
 from controlplane.store.check import Found, look
 from controlplane.store.database import Backend, Database
+from controlplane.store.errors import StoreError, StoreUnavailable
 from controlplane.store.opening import backend_of, url_fault
-from controlplane.store.port import StoreError, StoreUnavailable
 from controlplane.store.restore import Revived, replace, revived
 from controlplane.store.scratch import scratch
 from controlplane.store.sqlite import Sqlite

@@ -10,7 +10,7 @@ import fcntl
 import os
 from pathlib import Path
 
-from controlplane.store.port import StoreError
+from controlplane.store.errors import StoreError
 from llmgw.runtime.files import note_holder
 
 

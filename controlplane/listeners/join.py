@@ -12,7 +12,7 @@ import msgspec
 from controlplane.identities import Credentials
 from controlplane.listeners.refusals import Refusals
 from controlplane.services.joining import Joining, JoinRefused
-from controlplane.store.port import StoreUnavailable
+from controlplane.store.errors import StoreUnavailable
 from llmgw.identity.joining import (
     AUTHORITIES_PATH,
     CERTIFICATE_PATH,

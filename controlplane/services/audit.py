@@ -8,7 +8,8 @@ from controlplane.services.filling import filled
 from controlplane.services.moments import shown
 from controlplane.services.paging import bad_cursor
 from controlplane.store.access import StoreAccess
-from controlplane.store.port import AuditEntry, BadCursor, Page, StoreUnavailable
+from controlplane.store.errors import BadCursor, StoreUnavailable
+from controlplane.store.values import AuditEntry, Page
 from llmgw.runtime.clock import Clock
 
 Plain = dict[str, Any]

@@ -14,7 +14,7 @@ from pathlib import Path
 from controlplane.services.changes import Principal
 from controlplane.services.errors import Refused
 from controlplane.services.people import PREFIX, RANDOM_BYTES, People, digest
-from controlplane.store.port import Grant, Role
+from controlplane.store.values import Grant, Role
 from llmgw.runtime.clock import Clock
 from llmgw.runtime.files import open_regular, write_atomic
 from llmgw.runtime.logs import Logger

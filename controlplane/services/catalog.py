@@ -19,7 +19,7 @@ from controlplane.inbox import Inbox
 from controlplane.offhub import off_hub
 from controlplane.planning.words import IN_DOUBT
 from controlplane.services.errors import Refused, busy, invalid, store_unavailable
-from controlplane.store.port import StoredModel
+from controlplane.store.values import StoredModel
 from llmgw.runtime.clock import Clock
 from llmgw.runtime.logs import Logger
 from llmgw.runtime.settings import Fault, SettingsError, did_you_mean

@@ -8,7 +8,7 @@ from controlplane.planning.words import listing
 from controlplane.services.identities import Identities
 from controlplane.services.moments import shown
 from controlplane.services.status import TOLD, Problem
-from controlplane.store.port import Enrolled
+from controlplane.store.values import Enrolled
 from llmgw.identity import renewal
 
 

@@ -10,15 +10,9 @@ from typing import Any, Generic, TypeVar
 from controlplane.services.errors import Refused, conflict, store_unavailable
 from controlplane.services.recovery import once_answered
 from controlplane.store.access import StoreAccess
-from controlplane.store.port import (
-    AuditEntry,
-    Duplicate,
-    Grant,
-    IdempotencyRecord,
-    Role,
-    StoreUnavailable,
-    Transaction,
-)
+from controlplane.store.errors import Duplicate, StoreUnavailable
+from controlplane.store.port import Transaction
+from controlplane.store.values import AuditEntry, Grant, IdempotencyRecord, Role
 from llmgw.runtime.clock import Clock
 from llmgw.runtime.logs import Logger
 

@@ -15,7 +15,8 @@ from controlplane.services.errors import Refused, invalid, not_found
 from controlplane.services.moments import shown
 from controlplane.services.recovery import learn_if_uncertain
 from controlplane.store.access import StoreAccess
-from controlplane.store.port import StoredSetting, Transaction
+from controlplane.store.port import Transaction
+from controlplane.store.values import StoredSetting
 from llmgw.runtime.clock import Clock
 from llmgw.runtime.faults import did_you_mean
 from llmgw.runtime.logs import Logger

@@ -16,7 +16,8 @@ from controlplane.services.errors import Refused, store_unavailable
 from controlplane.services.filling import filled
 from controlplane.services.paging import bad_cursor, decode, encode
 from controlplane.store.access import StoreAccess
-from controlplane.store.port import EventEntry, Page, StoreUnavailable
+from controlplane.store.errors import StoreUnavailable
+from controlplane.store.values import EventEntry, Page
 from llmgw.runtime.clock import Clock
 from llmgw.runtime.logs import Logger
 

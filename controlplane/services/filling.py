@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import TypeVar
 
-from controlplane.store.port import Page
+from controlplane.store.values import Page
 from llmgw.runtime.clock import Clock
 
 T = TypeVar("T")

@@ -12,7 +12,8 @@ from controlplane.services.errors import Refused, invalid, not_found
 from controlplane.services.names import content_version, domain
 from controlplane.services.recovery import learn_if_uncertain
 from controlplane.store.access import StoreAccess
-from controlplane.store.port import Hold, Transaction
+from controlplane.store.port import Transaction
+from controlplane.store.values import Hold
 from llmgw.runtime.clock import Clock
 from llmgw.runtime.faults import did_you_mean
 from llmgw.runtime.logs import Logger

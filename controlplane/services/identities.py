@@ -22,7 +22,9 @@ from controlplane.services.errors import Refused, not_found
 from controlplane.services.moments import shown
 from controlplane.services.recovery import learn_if_uncertain
 from controlplane.store.access import StoreAccess
-from controlplane.store.port import AuditEntry, Enrolled, StoreUnavailable, Transaction
+from controlplane.store.errors import StoreUnavailable
+from controlplane.store.port import Transaction
+from controlplane.store.values import AuditEntry, Enrolled
 from llmgw.identity.names import Identity, Presented
 from llmgw.runtime.clock import Clock
 from llmgw.runtime.faults import did_you_mean

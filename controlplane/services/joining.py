@@ -13,7 +13,9 @@ from controlplane.services.changes import Asked, Changed, Changes
 from controlplane.services.errors import conflict, not_found, store_unavailable
 from controlplane.services.identities import Identities
 from controlplane.store.access import StoreAccess
-from controlplane.store.port import Enrolled, JoinToken, StoreUnavailable, Transaction
+from controlplane.store.errors import StoreUnavailable
+from controlplane.store.port import Transaction
+from controlplane.store.values import Enrolled, JoinToken
 from llmgw.identity import joining
 from llmgw.identity.names import Identity, IdentityError
 from llmgw.identity.pem import presented as presented_in

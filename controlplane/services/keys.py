@@ -13,7 +13,8 @@ from controlplane.services.errors import Refused, invalid, not_found
 from controlplane.services.moments import moment
 from controlplane.services.recovery import learn_if_uncertain
 from controlplane.store.access import StoreAccess
-from controlplane.store.port import ApiKey, Transaction
+from controlplane.store.port import Transaction
+from controlplane.store.values import ApiKey
 from llmgw.runtime.clock import Clock
 from llmgw.runtime.logs import Logger
 from llmgw.runtime.settings import did_you_mean

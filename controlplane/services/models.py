@@ -20,7 +20,8 @@ from controlplane.services.recovery import learn_if_uncertain
 from controlplane.services.scoped import owned
 from controlplane.services.scopes import Scopes
 from controlplane.store.access import StoreAccess
-from controlplane.store.port import ApiKey, StoredModel, Transaction
+from controlplane.store.port import Transaction
+from controlplane.store.values import ApiKey, StoredModel
 from llmgw.runtime.clock import Clock
 from llmgw.runtime.faults import Fault, did_you_mean
 from llmgw.runtime.logs import Logger

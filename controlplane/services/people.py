@@ -14,7 +14,8 @@ from controlplane.services.errors import Refused, conflict, invalid, not_found
 from controlplane.services.moments import moment
 from controlplane.services.recovery import learn_if_uncertain
 from controlplane.store.access import StoreAccess
-from controlplane.store.port import AdminToken, Grant, Transaction, User
+from controlplane.store.port import Transaction
+from controlplane.store.values import AdminToken, Grant, User
 from llmgw.runtime.clock import Clock
 from llmgw.runtime.logs import Logger
 from llmgw.runtime.settings import Fault, did_you_mean

@@ -7,7 +7,8 @@ import gevent
 
 from controlplane.services.errors import Refused
 from controlplane.store.access import StoreAccess
-from controlplane.store.port import NotLeading, StoreUnavailable, Transaction
+from controlplane.store.errors import NotLeading, StoreUnavailable
+from controlplane.store.port import Transaction
 from llmgw.runtime.logs import Logger
 
 log = Logger("llmgw.store")

@@ -12,7 +12,8 @@ from controlplane.services.moments import shown as moment_shown
 from controlplane.services.names import path_fault
 from controlplane.services.recovery import learn_if_uncertain
 from controlplane.store.access import StoreAccess
-from controlplane.store.port import Scope, Transaction
+from controlplane.store.port import Transaction
+from controlplane.store.values import Scope
 from llmgw.runtime.clock import Clock
 from llmgw.runtime.faults import did_you_mean
 from llmgw.runtime.logs import Logger

@@ -22,7 +22,8 @@ from controlplane.services.fleet import Fleet
 from controlplane.services.moments import shown
 from controlplane.services.recovery import learn_if_uncertain, once_answered
 from controlplane.store.access import StoreAccess
-from controlplane.store.port import StoredSecret, Transaction
+from controlplane.store.port import Transaction
+from controlplane.store.values import StoredSecret
 from llmgw.runtime.clock import Clock
 from llmgw.runtime.logs import Logger
 from llmgw.runtime.settings import did_you_mean

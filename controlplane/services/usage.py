@@ -6,7 +6,9 @@ from typing import Literal, TypeVar
 from controlplane.services.errors import store_unavailable
 from controlplane.services.filling import PATIENCE, filled
 from controlplane.store.access import StoreAccess
-from controlplane.store.port import Page, RequestEntry, StoreUnavailable, Transaction, UsageRow
+from controlplane.store.errors import StoreUnavailable
+from controlplane.store.port import Transaction
+from controlplane.store.values import Page, RequestEntry, UsageRow
 from llmgw.runtime.clock import Clock
 
 T = TypeVar("T")

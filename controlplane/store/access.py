@@ -17,7 +17,8 @@ from gevent import monkey
 from gevent.event import AsyncResult
 
 from controlplane.store.database import Database
-from controlplane.store.port import NotLeading, StoreUnavailable, Transaction
+from controlplane.store.errors import NotLeading, StoreUnavailable
+from controlplane.store.port import Transaction
 from llmgw.runtime.logs import Logger
 
 log = Logger("llmgw.store")

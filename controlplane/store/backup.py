@@ -27,8 +27,8 @@ from sqlalchemy import Connection
 
 from controlplane.store import schema
 from controlplane.store.database import Backend, Database
+from controlplane.store.errors import StoreError, StoreUnavailable
 from controlplane.store.move import Progress, Sum, compare, copy, nothing, reading, sums, writing
-from controlplane.store.port import StoreError, StoreUnavailable
 from controlplane.store.scratch import scratch
 from controlplane.store.sqlite import Sqlite
 from llmgw import __version__

@@ -8,8 +8,8 @@ from sqlalchemy.exc import DBAPIError
 
 from controlplane.store import schema, spool
 from controlplane.store.database import Backend
+from controlplane.store.errors import StoreError
 from controlplane.store.move import count, epoch, reading, tables_of
-from controlplane.store.port import StoreError
 from controlplane.store.sqlite import Sqlite
 
 MOST_FAULTS = 20

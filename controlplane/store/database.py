@@ -15,7 +15,8 @@ from sqlalchemy import Connection, Engine, Table
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, ProgrammingError
 
 from controlplane.store import schema
-from controlplane.store.port import StoreError, StoreUnavailable, Transaction
+from controlplane.store.errors import StoreError, StoreUnavailable
+from controlplane.store.port import Transaction
 from controlplane.store.queries import Queries
 from controlplane.store.queries.sql import Sql
 from llmgw.runtime.logs import Logger

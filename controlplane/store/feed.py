@@ -14,7 +14,8 @@ from gevent.event import AsyncResult, Event
 
 from controlplane.offhub import off_hub
 from controlplane.store.access import StoreAccess
-from controlplane.store.port import StoreUnavailable, Transaction
+from controlplane.store.errors import StoreUnavailable
+from controlplane.store.port import Transaction
 from controlplane.store.spool import Chunk, Position, Spool, SpoolFull
 from llmgw.runtime.logs import Logger
 

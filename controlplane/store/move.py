@@ -21,7 +21,7 @@ from sqlalchemy.exc import DBAPIError
 from controlplane.leadership.single import DatabaseLock
 from controlplane.store import schema
 from controlplane.store.database import Backend
-from controlplane.store.port import StoreError
+from controlplane.store.errors import StoreError
 from controlplane.store.sqlite import Sqlite
 from controlplane.store.tables import leadership, metadata
 

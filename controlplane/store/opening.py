@@ -11,7 +11,8 @@ from psycopg import conninfo
 
 from controlplane.store.access import StoreThreads
 from controlplane.store.database import Backend, Database
-from controlplane.store.port import StoreError, Transaction
+from controlplane.store.errors import StoreError
+from controlplane.store.port import Transaction
 from controlplane.store.postgresql import Postgresql
 from controlplane.store.sqlite import Sqlite
 from llmgw.runtime.settings import SettingsError, read_secret

@@ -23,7 +23,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import NullPool
 
 from controlplane.store.database import Failure
-from controlplane.store.port import StoreError, StoreUnavailable
+from controlplane.store.errors import StoreError, StoreUnavailable
 from controlplane.store.queries.sql import to_json
 from llmgw.runtime.logs import Logger
 

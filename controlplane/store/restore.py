@@ -10,6 +10,7 @@ from sqlalchemy import Connection
 
 from controlplane.store import schema
 from controlplane.store.database import Backend, Database
+from controlplane.store.errors import StoreError
 from controlplane.store.move import (
     EPOCHS_SPARED,
     Progress,
@@ -22,7 +23,6 @@ from controlplane.store.move import (
     set_epoch,
     writing,
 )
-from controlplane.store.port import StoreError
 from controlplane.store.queries import Queries
 from controlplane.store.queries.sql import Sql
 from controlplane.store.sqlite import Sqlite

@@ -16,7 +16,8 @@ from typing import Any
 import gevent
 
 from controlplane.store.access import StoreAccess
-from controlplane.store.port import StoreUnavailable, Transaction
+from controlplane.store.errors import StoreUnavailable
+from controlplane.store.port import Transaction
 from llmgw.runtime.clock import Clock
 from llmgw.runtime.logs import Logger
 

@@ -15,7 +15,7 @@ from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, inspect
 
-from controlplane.store.port import StoreError, StoreUnavailable
+from controlplane.store.errors import StoreError, StoreUnavailable
 
 
 class Upgraded(Protocol):

@@ -12,7 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 
 from controlplane.store.feed import Appender
-from controlplane.store.port import Counted, RequestEntry, Transaction, UsageOf
+from controlplane.store.port import Transaction
+from controlplane.store.values import Counted, RequestEntry, UsageOf
 from llmgw.runtime.clock import Clock
 from llmgw.wire.routing import RequestRecord, UsageBatch
 

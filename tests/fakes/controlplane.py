@@ -19,7 +19,7 @@ import yaml
 from controlplane.commands.shared import backend
 from controlplane.settings import load
 from controlplane.store.database import Database
-from controlplane.store.port import Enrolled
+from controlplane.store.values import Enrolled
 from llmgw.runtime.files import private_directory
 from llmgw.runtime.settings import Address, parse_address
 from llmgw.wire.frames import Decoder, down_decoder, encode

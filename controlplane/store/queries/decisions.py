@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from sqlalchemy import or_, select
 
 from controlplane.events import Cordon
-from controlplane.store.port import Hold, NodeIntent, StoredModel, StoredSetting
 from controlplane.store.queries.sql import Sql, whole
 from controlplane.store.tables import holds, models, node_intents, settings
+from controlplane.store.values import Hold, NodeIntent, StoredModel, StoredSetting
 
 
 class ModelQueries:

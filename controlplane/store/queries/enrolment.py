@@ -5,9 +5,9 @@ from typing import Any
 
 from sqlalchemy import Row, select
 
-from controlplane.store.port import Enrolled, JoinToken
 from controlplane.store.queries.sql import Sql, cut, whole
 from controlplane.store.tables import identities, join_tokens
+from controlplane.store.values import Enrolled, JoinToken
 
 
 class EnrolmentQueries:

@@ -5,9 +5,9 @@ from typing import Any, cast
 
 from sqlalchemy import Row, select
 
-from controlplane.store.port import AdminToken, ApiKey, Grant, Role, Scope, StoredSecret, User
 from controlplane.store.queries.sql import Sql, whole
 from controlplane.store.tables import admin_tokens, api_keys, grants, scopes, secrets, users
+from controlplane.store.values import AdminToken, ApiKey, Grant, Role, Scope, StoredSecret, User
 
 
 class SecretQueries:

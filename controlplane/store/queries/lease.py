@@ -5,7 +5,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Float, and_, case, cast, extract, func, or_, select
 
 from controlplane.leadership.lease import Claim, Holder, Row
-from controlplane.store.port import NotLeading
+from controlplane.store.errors import NotLeading
 from controlplane.store.queries.sql import Sql, whole
 from controlplane.store.tables import leadership
 

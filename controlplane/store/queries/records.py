@@ -5,10 +5,10 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Row, select, true
 
-from controlplane.store.port import AuditEntry, EventEntry, IdempotencyRecord, Page
 from controlplane.store.queries.scan import Condition, Pages, Way, equal
 from controlplane.store.queries.sql import Sql, cut, whole
 from controlplane.store.tables import audit, events, idempotency
+from controlplane.store.values import AuditEntry, EventEntry, IdempotencyRecord, Page
 
 _AUDIT = Pages(audit, (audit.c.id,))
 _EVENTS = Pages(events, (events.c.at, events.c.id))

@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 
 from sqlalchemy import Column, ColumnElement, Row, Table, select
 
-from controlplane.store.port import Page
 from controlplane.store.queries.sql import Sql, after, cursor_of
+from controlplane.store.values import Page
 
 T = TypeVar("T")
 

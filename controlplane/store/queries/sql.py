@@ -27,7 +27,7 @@ from sqlalchemy import (
     tuple_,
 )
 
-from controlplane.store.port import BadCursor, Duplicate
+from controlplane.store.errors import BadCursor, Duplicate
 
 Values = dict[str, Any]
 _UNSTORABLE = re.compile("[\0\ud800-\udfff]")

@@ -5,11 +5,11 @@ from typing import Any, Literal
 
 from sqlalchemy import BigInteger, ColumnElement, Row, cast, func, not_, or_, select, true, tuple_
 
-from controlplane.store.port import Counted, Page, RequestEntry, UsageOf, UsageRow
 from controlplane.store.queries.scan import Condition, Pages, Way, equal
 from controlplane.store.queries.sequences import Sequences, flat, read
 from controlplane.store.queries.sql import Sql, beneath, limits_of, shortened
 from controlplane.store.tables import FAILED, requests, usage, usage_sources
+from controlplane.store.values import Counted, Page, RequestEntry, UsageOf, UsageRow
 
 HOUR = 3600
 DAY = 24 * HOUR

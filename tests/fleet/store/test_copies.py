@@ -21,12 +21,13 @@ from controlplane.store import schema
 from controlplane.store.backup import DATABASE, MANIFEST, BadArchive, back_up, read_manifest, unpacked, upgraded
 from controlplane.store.check import look
 from controlplane.store.database import Database
+from controlplane.store.errors import StoreError
 from controlplane.store.move import EPOCHS_SPARED, Mismatch, copy, reading, sums, writing
-from controlplane.store.port import AuditEntry, StoreError
 from controlplane.store.postgresql import Postgresql
 from controlplane.store.restore import replace
 from controlplane.store.scratch import PREFIX, scratch
 from controlplane.store.sqlite import Sqlite
+from controlplane.store.values import AuditEntry
 from llmgw.runtime.clock import ManualClock, SystemClock
 from tests.unit.controlplane.operations.filled import filled, seen
 from tests.unit.controlplane.store.places import Place, postgresql_place, sqlite_place, take_epoch
@@ -199,7 +200,7 @@ def test_a_backup_is_of_one_moment_while_others_write(place: Place, tmp_path: Pa
 
 
 def _setting(value: int):
-    from controlplane.store.port import StoredSetting
+    from controlplane.store.values import StoredSetting
 
     return StoredSetting("both", value, 1.0, "a")
 
@@ -419,7 +420,7 @@ def test_a_store_that_cannot_be_replaced_stays_as_it_was(
 
 
 def _scope():
-    from controlplane.store.port import Scope
+    from controlplane.store.values import Scope
 
     return Scope("mine", "mine", 1.0, "a")
 

@@ -14,8 +14,9 @@ import pytest
 
 from controlplane.store.access import StoreThreads
 from controlplane.store.database import Database
+from controlplane.store.errors import StoreUnavailable
 from controlplane.store.opening import backend_of, threads
-from controlplane.store.port import ApiKey, StoreUnavailable
+from controlplane.store.values import ApiKey
 from tests.fakes.postgresql import Server
 
 ROUNDS = int(os.environ.get("LLMGW_KILLS", "4"))
@@ -26,7 +27,7 @@ monkey.patch_all()
 import sys
 import gevent
 from controlplane.store.opening import backend_of, threads
-from controlplane.store.port import ApiKey, AuditEntry
+from controlplane.store.values import ApiKey, AuditEntry
 name, url = sys.argv[1:]
 store = threads(backend_of(url, None, None), 30.0).start()
 def write(writer):

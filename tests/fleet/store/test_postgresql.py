@@ -14,9 +14,11 @@ from controlplane.leadership.lease import Claim, Holder
 from controlplane.store import access, database, postgresql
 from controlplane.store.access import StoreThreads
 from controlplane.store.database import Database
+from controlplane.store.errors import StoreError, StoreUnavailable
 from controlplane.store.opening import backend_of
-from controlplane.store.port import Scope, StoreError, StoreUnavailable, Transaction
+from controlplane.store.port import Transaction
 from controlplane.store.postgresql import Postgresql
+from controlplane.store.values import Scope
 from tests.fakes.postgresql import Server
 from tests.unit.controlplane.store.places import Place, hub_is_free, postgresql_place, take_epoch
 from tests.unit.controlplane.store.test_identity import key

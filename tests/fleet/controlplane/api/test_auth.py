@@ -15,7 +15,7 @@ from controlplane.services.auth import Authenticator, load_local_token
 from controlplane.services.changes import Changes
 from controlplane.services.errors import Refused
 from controlplane.services.people import Known, People, digest
-from controlplane.store.port import AdminToken, Grant, User
+from controlplane.store.values import AdminToken, Grant, User
 from llmgw.runtime.clock import ManualClock
 from llmgw.runtime.settings import SettingsError
 from tests.fakes.controlplane import ControlPlane, until

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from controlplane.services.auth import alternatives
-from controlplane.store.port import ROLES
+from controlplane.store.values import ROLES
 from tests.fakes.controlplane import ControlPlane
 from tests.fleet.controlplane.api.client import Client, problem
 

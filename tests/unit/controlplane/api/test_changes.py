@@ -7,7 +7,8 @@ import pytest
 
 from controlplane.services.changes import Asked, Changed, Changes, Principal, Replayed
 from controlplane.services.errors import Refused
-from controlplane.store.port import AuditEntry, Duplicate, Grant, IdempotencyRecord, StoreUnavailable
+from controlplane.store.errors import Duplicate, StoreUnavailable
+from controlplane.store.values import AuditEntry, Grant, IdempotencyRecord
 from llmgw.runtime.clock import ManualClock
 
 ADA = Principal("ada", "tok-1", (Grant("admin"),))

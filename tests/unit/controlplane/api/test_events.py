@@ -14,7 +14,8 @@ from controlplane.journal import Journal
 from controlplane.services import events as module
 from controlplane.services.errors import Refused
 from controlplane.services.events import EventFilter, EventService, stream
-from controlplane.store.port import EventEntry, Page, StoreUnavailable
+from controlplane.store.errors import StoreUnavailable
+from controlplane.store.values import EventEntry, Page
 from llmgw.runtime.clock import ManualClock
 
 

@@ -11,7 +11,7 @@ from gevent.ssl import SSLSocket
 from controlplane.identities import Credentials
 from controlplane.inbox import Inbox
 from controlplane.services.identities import Identities
-from controlplane.store.port import Enrolled
+from controlplane.store.values import Enrolled
 from llmgw.runtime.clock import Clock, SystemClock
 from llmgw.wire.frames import down_decoder, encode
 from llmgw.wire.messages import Hello

@@ -12,7 +12,7 @@ from controlplane.identities import Credentials
 from controlplane.inbox import Inbox
 from controlplane.listeners import connection as connection_module
 from controlplane.listeners.agents import AgentListener
-from controlplane.store.port import Enrolled
+from controlplane.store.values import Enrolled
 from llmgw.runtime.clock import SystemClock
 from llmgw.runtime.settings import Address
 from llmgw.wire.frames import encode

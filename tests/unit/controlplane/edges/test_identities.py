@@ -21,7 +21,8 @@ from controlplane.listeners.http import PEER
 from controlplane.listeners.routers import RouterApplication
 from controlplane.services.changes import Asked, Principal
 from controlplane.services.identities import Identities, NotAdmitted
-from controlplane.store.port import Enrolled, Grant, StoreUnavailable
+from controlplane.store.errors import StoreUnavailable
+from controlplane.store.values import Enrolled, Grant
 from llmgw.identity import authority, pem
 from llmgw.identity.names import Identity, IdentityError, Presented
 from llmgw.identity.root_folder import RootFolder

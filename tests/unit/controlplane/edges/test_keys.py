@@ -15,8 +15,8 @@ from controlplane.services.keys import Keys, digest
 from controlplane.store import access
 from controlplane.store.access import StoreThreads
 from controlplane.store.database import Database
-from controlplane.store.port import Grant
 from controlplane.store.sqlite import Sqlite
+from controlplane.store.values import Grant
 from llmgw.runtime.clock import SystemClock
 from llmgw.wire.routing import decode_table
 

@@ -10,7 +10,8 @@ from controlplane.leadership.alone import Alone
 from controlplane.leadership.driver import Leadership, Machine
 from controlplane.leadership.lease import Holder, Lease
 from controlplane.store.database import Database
-from controlplane.store.port import NotLeading, StoreUnavailable, Transaction
+from controlplane.store.errors import NotLeading, StoreUnavailable
+from controlplane.store.port import Transaction
 from llmgw.runtime.clock import SystemClock
 from tests.unit.controlplane.store.conftest import place, sqlite_template
 from tests.unit.controlplane.store.places import Place

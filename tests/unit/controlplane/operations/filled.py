@@ -7,7 +7,9 @@ from sqlalchemy import func, select
 from controlplane.events import Cordon
 from controlplane.store.database import Database
 from controlplane.store.move import reading
-from controlplane.store.port import (
+from controlplane.store.port import Transaction
+from controlplane.store.tables import metadata
+from controlplane.store.values import (
     AdminToken,
     ApiKey,
     AuditEntry,
@@ -22,10 +24,8 @@ from controlplane.store.port import (
     StoredModel,
     StoredSecret,
     StoredSetting,
-    Transaction,
     User,
 )
-from controlplane.store.tables import metadata
 from tests.unit.controlplane.store.places import take_epoch
 
 NOW = 1_800_000_000.25

@@ -8,8 +8,8 @@ from pathlib import Path
 import gevent
 import pytest
 
+from controlplane.store.errors import StoreUnavailable
 from controlplane.store.feed import MAX_BYTES, Appender, Feeder
-from controlplane.store.port import StoreUnavailable
 from controlplane.store.spool import DAMAGED, Spool, SpoolFull
 from controlplane.usage.intake import MAX_UNKNOWN, MOST_TOKENS, OLDEST, OTHER, UsageIntake, put
 from llmgw.runtime.clock import ManualClock

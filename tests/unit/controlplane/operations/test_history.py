@@ -10,17 +10,11 @@ from controlplane import history
 from controlplane.events import Decision
 from controlplane.history import JournalSource
 from controlplane.journal import Journal
+from controlplane.store.errors import StoreUnavailable
 from controlplane.store.feed import Feeder
-from controlplane.store.port import (
-    AuditEntry,
-    EventEntry,
-    IdempotencyRecord,
-    JoinToken,
-    RequestEntry,
-    StoreUnavailable,
-    Transaction,
-)
+from controlplane.store.port import Transaction
 from controlplane.store.retention import BATCH, HOLD, IDEMPOTENCY, Retention
+from controlplane.store.values import AuditEntry, EventEntry, IdempotencyRecord, JoinToken, RequestEntry
 from llmgw.runtime.clock import ManualClock
 from tests.unit.controlplane.store.places import Place
 

@@ -13,8 +13,8 @@ from controlplane.journal import JOURNAL, Journal
 from controlplane.leadership.lease import Holder, taking
 from controlplane.leftovers import Leftovers
 from controlplane.store.access import StoreThreads
+from controlplane.store.errors import NotLeading, StoreUnavailable
 from controlplane.store.opening import threads
-from controlplane.store.port import NotLeading, StoreUnavailable
 from controlplane.store.queries.sequences import MOST_GAPS
 from controlplane.store.spool import waiting
 from controlplane.usage.intake import SPOOL

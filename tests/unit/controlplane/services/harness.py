@@ -15,8 +15,10 @@ from controlplane.services.changes import Asked, Changes, Principal
 from controlplane.services.cluster_settings import ClusterSettings
 from controlplane.services.models import Models
 from controlplane.services.scopes import Scopes
+from controlplane.store.errors import StoreUnavailable
 from controlplane.store.opening import backend_of, threads
-from controlplane.store.port import Grant, StoreUnavailable, Transaction
+from controlplane.store.port import Transaction
+from controlplane.store.values import Grant
 from llmgw.runtime.clock import ManualClock
 
 T = TypeVar("T")

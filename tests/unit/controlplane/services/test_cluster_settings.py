@@ -10,7 +10,7 @@ from controlplane.clustersettings import INDEX, ROWS, FileValue, allowable, file
 from controlplane.services.changes import Principal
 from controlplane.services.errors import Refused
 from controlplane.settings import SETTINGS, load
-from controlplane.store.port import Grant, StoredSetting
+from controlplane.store.values import Grant, StoredSetting
 from tests.unit.controlplane.services.harness import World, ask, until
 
 

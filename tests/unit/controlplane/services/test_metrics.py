@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from controlplane.events import Cordon
 from controlplane.exposition import Family
 from controlplane.metrics import KEEP_FOR, Metrics, Sources
-from controlplane.store.port import Enrolled
+from controlplane.store.values import Enrolled
 from llmgw.wire.messages import DeviceUse, Measurements, ShardUse
 from tests.unit.controlplane.services.watched import GIB, Watched
 

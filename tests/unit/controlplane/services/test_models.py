@@ -11,7 +11,7 @@ from controlplane.events import CatalogChanged
 from controlplane.services import models as module
 from controlplane.services.changes import Principal
 from controlplane.services.errors import Refused
-from controlplane.store.port import Grant
+from controlplane.store.values import Grant
 from tests.unit.controlplane.services.harness import ADMIN, SIM, World, ask, until
 
 

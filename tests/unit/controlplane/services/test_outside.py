@@ -8,7 +8,7 @@ import pytest
 
 from controlplane.services.changes import Principal
 from controlplane.services.errors import Refused
-from controlplane.store.port import Grant
+from controlplane.store.values import Grant
 from tests.unit.controlplane.services.harness import ADMIN, SIM, World, ask
 
 OPERATOR = Principal("op", "tok-op", (Grant("operator"),))

@@ -7,7 +7,7 @@ import pytest
 
 from controlplane.services import recovery
 from controlplane.services.changes import Changed, Changes, Replayed
-from controlplane.store.port import AuditEntry
+from controlplane.store.values import AuditEntry
 from tests.unit.controlplane.services.harness import World, ask, until
 
 

@@ -4,7 +4,7 @@ import math
 
 from controlplane.events import Cordon
 from controlplane.store.database import Database
-from controlplane.store.port import Hold, NodeIntent, StoredModel, StoredSetting
+from controlplane.store.values import Hold, NodeIntent, StoredModel, StoredSetting
 
 CORDON = Cordon("disk", "ada", "2026-01-01T00:00:00Z")
 

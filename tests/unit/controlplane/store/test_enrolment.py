@@ -5,7 +5,8 @@ import dataclasses
 import pytest
 
 from controlplane.store.database import Database
-from controlplane.store.port import Duplicate, Enrolled, JoinToken
+from controlplane.store.errors import Duplicate
+from controlplane.store.values import Enrolled, JoinToken
 from tests.unit.controlplane.store.places import Place
 from tests.unit.controlplane.store.test_identity import ODD
 

@@ -5,7 +5,8 @@ import dataclasses
 import pytest
 
 from controlplane.store.database import Database
-from controlplane.store.port import AdminToken, ApiKey, Duplicate, Grant, Scope, StoredSecret, User
+from controlplane.store.errors import Duplicate
+from controlplane.store.values import AdminToken, ApiKey, Grant, Scope, StoredSecret, User
 from tests.unit.controlplane.store.places import Place
 
 ODD = "Zoë '%_\\\" 🦙"

@@ -4,7 +4,7 @@ import pytest
 
 from controlplane.leadership.lease import Claim, Holder, Row, taking
 from controlplane.store.database import Database
-from controlplane.store.port import NotLeading, StoreUnavailable
+from controlplane.store.errors import NotLeading, StoreUnavailable
 from tests.unit.controlplane.store.places import Place, take_epoch
 
 HOLDER = Holder("cp-1", {"agents": "10.0.0.1:7001", "admin": "[::1]:7000", "odd": "ü 🦙"})

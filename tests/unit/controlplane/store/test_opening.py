@@ -6,8 +6,8 @@ import pytest
 
 from controlplane.settings import load
 from controlplane.store.database import Database
+from controlplane.store.errors import StoreError
 from controlplane.store.opening import backend_of, url_fault
-from controlplane.store.port import StoreError
 from controlplane.store.postgresql import Postgresql
 from controlplane.store.sqlite import Sqlite
 from llmgw.runtime.settings import SettingsError

@@ -8,7 +8,8 @@ import math
 import pytest
 
 from controlplane.store.database import Database
-from controlplane.store.port import AuditEntry, BadCursor, Duplicate, EventEntry, IdempotencyRecord
+from controlplane.store.errors import BadCursor, Duplicate
+from controlplane.store.values import AuditEntry, EventEntry, IdempotencyRecord
 
 
 def entry(number: int, **more: object) -> AuditEntry:

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from controlplane.store.database import Database
-from controlplane.store.port import AuditEntry, EventEntry, RequestEntry
 from controlplane.store.queries import scan
+from controlplane.store.values import AuditEntry, EventEntry, RequestEntry
 
 SCOPES = ("", "a", "a/b", "a/b/c", "ab", "B", "ä/b", "z")
 

@@ -17,9 +17,10 @@ from sqlalchemy import Connection, inspect, text
 
 from controlplane.events import Cordon
 from controlplane.store.database import Database
-from controlplane.store.port import ApiKey, NodeIntent, StoreError, StoreUnavailable
+from controlplane.store.errors import StoreError, StoreUnavailable
 from controlplane.store.schema import configuration, current, head
 from controlplane.store.tables import metadata
+from controlplane.store.values import ApiKey, NodeIntent
 from tests.unit.controlplane.store.places import Place, take_epoch
 from tests.unit.controlplane.store.test_identity import key
 

@@ -15,9 +15,11 @@ import pytest
 from controlplane.leadership.single import DatabaseLock
 from controlplane.store.access import StoreThreads
 from controlplane.store.database import Database
-from controlplane.store.port import RequestEntry, StoreError, StoreUnavailable, Transaction
+from controlplane.store.errors import StoreError, StoreUnavailable
+from controlplane.store.port import Transaction
 from controlplane.store.queries import scan
 from controlplane.store.sqlite import Sqlite
+from controlplane.store.values import RequestEntry
 from tests.unit.controlplane.store.places import Place, hub_is_free, take_epoch
 from tests.unit.controlplane.store.test_identity import key
 from tests.unit.controlplane.store.test_scans import entry as log_entry
@@ -140,7 +142,8 @@ FULL = """
 import resource, sys
 from pathlib import Path
 from controlplane.store.database import Database
-from controlplane.store.port import ApiKey, StoreUnavailable
+from controlplane.store.errors import StoreUnavailable
+from controlplane.store.values import ApiKey
 from controlplane.store.sqlite import Sqlite
 file = Path(sys.argv[1])
 database = Database(Sqlite(file)).open()

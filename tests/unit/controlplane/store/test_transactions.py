@@ -13,7 +13,9 @@ from controlplane.services.errors import Refused
 from controlplane.store import access
 from controlplane.store.access import CAPACITY, StoreThreads
 from controlplane.store.database import Database
-from controlplane.store.port import AuditEntry, Scope, StoreUnavailable, Transaction
+from controlplane.store.errors import StoreUnavailable
+from controlplane.store.port import Transaction
+from controlplane.store.values import AuditEntry, Scope
 from tests.unit.controlplane.store.places import Place, hub_is_free
 from tests.unit.controlplane.store.test_identity import key
 

@@ -4,8 +4,8 @@ import math
 import random
 
 from controlplane.store.database import Database
-from controlplane.store.port import Counted, RequestEntry, UsageOf, UsageRow
 from controlplane.store.queries.sequences import MOST_GAPS
+from controlplane.store.values import Counted, RequestEntry, UsageOf, UsageRow
 
 HOUR, DAY = 3600.0, 86400.0
 NOON = 20000 * DAY + 12 * HOUR
