@@ -1,4 +1,5 @@
-"""What holds for every test: loopback only, Ctrl-C, and property tests that a busy machine cannot fail."""
+"""What holds for every test: loopback only, Ctrl-C, bytecode that is kept, and property tests that a busy machine
+cannot fail."""
 
 import ipaddress
 import os
@@ -17,6 +18,10 @@ settings.load_profile("ci" if os.environ.get("CI") else "here")
 # A shell starts what runs in the background with SIGINT ignored; what tests start would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Containers often ask for no bytecode. Compiling the product anew is a quarter of the start of each process of it.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 
 def _loopback_only(event: str, arguments: tuple[Any, ...]) -> None:
