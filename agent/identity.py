@@ -67,6 +67,7 @@ class NodeIdentity:
     def watch(self) -> None:
         """For ever: notice new files, a clock that was set, and an end that comes near."""
         self.tell()
+        offload(self._holder.folder.tidy)
         while True:
             gevent.sleep(LOOK_EVERY)
             self.refresh()

@@ -3,6 +3,11 @@
 A round tries every address once; rounds are spaced by exponential backoff with jitter,
 counted from the start of the round, so that an agent never stays away for much longer
 than ``RECONNECT_LIMIT`` (the control plane's settling outlasts it).
+
+Who stands by may say when it can lead at the earliest. Then the agent comes back soon after
+that moment, however long the backoff has grown by then, and asks seldom before: of a leader
+that crashed the whole fleet asks at the same time. Unless the leader said goodbye: then the
+next one leads within seconds.
 """
 
 import random
@@ -12,6 +17,12 @@ from llmgw.wire.versions import RECONNECT_LIMIT
 
 BACKOFF_FIRST = 0.5
 """Seconds: upper end of the first wait."""
+
+PATIENCE = 4
+"""Failed rounds that count before the first wait of who waits for a takeover: 4 to 8 s."""
+
+ARRIVAL = 5.0
+"""Seconds over which agents come back from the moment that a standby can lead."""
 
 LONGEST_WAIT = 300.0
 """Seconds: the most that a control plane can ask us to stay away."""
@@ -39,6 +50,9 @@ class Rounds:
         self._started: float | None = None
         self._least_wait = 0.0
         self._spread: float | None = None
+        self._parted = False
+        self._takeover: float | None = None
+        self._standby: Address | None = None
 
     @property
     def must_search(self) -> bool:
@@ -77,11 +91,18 @@ class Rounds:
         self._least_wait = max(self._least_wait, seconds)
 
     def spread(self, seconds: float) -> None:
-        """Come back at a moment drawn from that many seconds."""
+        """Whoever led says goodbye: come back at a moment drawn from that many seconds."""
         self._spread = seconds
+        self._parted = True
+
+    def expect(self, standby: Address | None, takeover: float) -> None:
+        """``standby`` does not lead, but can from ``takeover`` on: begin the next round there."""
+        self._standby = standby
+        self._takeover = takeover
 
     def welcomed(self) -> None:
         """The address dialled last took us."""
+        self._parted = False
         self._end()
 
     def proven(self) -> None:
@@ -109,15 +130,23 @@ class Rounds:
 
     def _next_round(self, now: float, was_live: bool) -> float:
         """Full backoff, counted from the start of the round that failed."""
+        if self._takeover is not None and not self._parted:
+            self._failures = max(self._failures, PATIENCE)
         limit = min(RECONNECT_LIMIT, BACKOFF_FIRST * 2.0 ** min(self._failures, 16))
         self._failures += 1
-        drawn = self._rng.uniform(limit / 2, limit)
         started = now if was_live or self._started is None else self._started
+        wake = started + self._rng.uniform(limit / 2, limit)
+        if self._takeover is not None:
+            wake = min(wake, self._takeover + self._rng.uniform(0.0, ARRIVAL))
+        if self._standby in self.addresses:
+            self._first = self.addresses.index(self._standby)
         self._stale = self._searches and not was_live
         self._end()
-        return max(started + drawn, now + self._rng.uniform(0.0, 0.5), now + self._least_wait)
+        return max(wake, now + self._rng.uniform(0.0, 0.5), now + self._least_wait)
 
     def _end(self) -> None:
         self._tried = 0
         self._redirected = False
         self._started = None
+        self._takeover = None
+        self._standby = None

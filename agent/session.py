@@ -248,7 +248,7 @@ class Session:
             self.unknown_messages += 1
             return [Notice("debug", "ignored a message of a newer control plane", {"kind": message.kind})]
         if isinstance(message, Refuse):
-            return self._refused(message)
+            return self._refused(message, now)
         if isinstance(message, Goodbye):
             self._rounds.spread(_bounded(message.spread_seconds, 0.0, LONGEST_WAIT))
             return self._disconnect(f"{self.address} is going away: {message.reason}")
@@ -288,12 +288,14 @@ class Session:
             ),
         ]
 
-    def _refused(self, refuse: Refuse) -> list[Effect]:
+    def _refused(self, refuse: Refuse, now: float) -> list[Effect]:
         if refuse.retry_seconds is not None:
             self._rounds.wait_at_least(_bounded(refuse.retry_seconds, 0.0, LONGEST_WAIT))
         if refuse.code == "superseded":
             # Another agent runs under this node's name: the two must not evict each other in a tight loop.
             self._rounds.wait_at_least(RECONNECT_LIMIT)
+        if refuse.code == "not_leader" and refuse.takeover_seconds is not None:
+            self._rounds.expect(self.address, now + _bounded(refuse.takeover_seconds, 0.0, LONGEST_WAIT))
         leader = _leader(refuse)
         if leader is not None:
             self._rounds.redirect(leader)

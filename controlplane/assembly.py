@@ -39,7 +39,7 @@ from controlplane.services.people import People
 from controlplane.services.scopes import Scopes
 from controlplane.services.secrets import Secrets
 from controlplane.services.status import Identity, Problem, Status
-from controlplane.settings import open_doors, short_settling
+from controlplane.settings import open_doors, sent_nowhere, short_settling
 from controlplane.store.access import StoreThreads
 from llmgw.runtime.clock import Clock
 from llmgw.runtime.settings import Loaded
@@ -82,7 +82,7 @@ def assemble(parts: Parts, kept: Remembered) -> Services:
     fleet = Fleet(parts.view, publisher=parts.publisher, inbox=inbox, store=store, changes=changes, clock=clock)
     scopes = Scopes(store, changes, clock, models=lambda: parts.catalog.current.models, scopes=kept.scopes)
     people = People(store, changes, clock, kept.people)
-    lead = Lead(parts.leadership, ha=bool(parts.settings["ha.enabled"]))
+    lead = Lead(parts.leadership, parts.view, clock, store=store, ha=bool(parts.settings["ha.enabled"]))
     losses = Losses(parts.view, inbox=inbox, changes=changes, clock=clock)
     return Services(
         fleet=fleet,
@@ -95,7 +95,7 @@ def assemble(parts: Parts, kept: Remembered) -> Services:
             store=store,
             clock=clock,
             routers=parts.routers,
-            refusals=lambda: parts.agents.refusals,
+            refused=lambda: parts.identities.refused,
             journal=parts.journal,
             lead=lead.read,
             more=(
@@ -104,7 +104,10 @@ def assemble(parts: Parts, kept: Remembered) -> Services:
                 losses.problems,
                 lead.problems,
                 lambda: [Problem("exposed", name, words) for name, words in open_doors(parts.settings).items()],
-                lambda: [Problem("setting", name, words) for name, words in short_settling(parts.settings).items()],
+                lambda: [
+                    Problem("setting", name, words)
+                    for name, words in (short_settling(parts.settings) | sent_nowhere(parts.settings)).items()
+                ],
             ),
         ),
         keys=parts.keys,
@@ -159,7 +162,7 @@ def _metrics(parts: Parts, fleet: Fleet) -> Metrics:
             clock=parts.clock,
             routers=parts.routers,
         )
-    )
+    ).start()
 
 
 def _look(parts: Parts, source: str) -> SourceReport:

@@ -18,11 +18,12 @@ from llmgw.wire.routing import Report, RoutedAlias, RoutedModel
 @dataclass(frozen=True, slots=True)
 class SessionOpened:
     """An agent whose credential was checked sent its hello. ``session`` is unique to
-    the connection."""
+    the connection; ``elsewhere`` is the address that it came from, if not on this machine."""
 
     session: str
     node_id: str
     hello: Hello
+    elsewhere: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,14 +177,16 @@ class EpochSeen:
     """A router has a table of this epoch of this leader, empty = unknown (AGT-04). To be
     offered only if it may not be ours; agents tell theirs with their hello."""
 
+    router: str
     epoch: int
     leader: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class LossAccepted:
-    """A person says that the nodes that went silent together are lost (REC-11)."""
+    """A person says that these of the nodes that went silent together are lost (REC-11)."""
 
+    nodes: frozenset[str]
     actor: str
 
 

@@ -30,14 +30,14 @@ class Family:
         pairs = (f'{name}="{_escaped(value)}"' for name, value in zip(self.labels, values, strict=True))
         return f"{{{','.join(pairs)}}}"
 
+    def line(self, values: Sequence[str], figure: float) -> bytes:
+        """One sample. The figure is finite."""
+        return f"{self.name}{self.labelled(values)} {float(figure)!r}\n".encode()
+
     def text(self, samples: Iterable[Sample]) -> bytes:
-        """The whole family. Figures are finite."""
-        lines = [
-            f"{self.name}{self.labelled(values)} {float(figure)!r}\n"
-            for values, figure in samples
-            if figure is not None
-        ]
-        return (self.head + "".join(lines)).encode()
+        """The whole family."""
+        lines = (self.line(values, figure) for values, figure in samples if figure is not None)
+        return self.head.encode() + b"".join(lines)
 
 
 def _escaped(value: str) -> str:

@@ -16,12 +16,12 @@ import gevent
 from gevent.lock import BoundedSemaphore
 
 from controlplane.offhub import off_hub
-from controlplane.services.moments import shown
 from llmgw.identity import pem, renewal
 from llmgw.identity.folder import Folder, Signature
 from llmgw.identity.names import BACKDATED, Identity, IdentityError, Presented
+from llmgw.identity.pair import read_limited
 from llmgw.identity.tls import ServerTls
-from llmgw.runtime.clock import Clock
+from llmgw.runtime.clock import Clock, utc
 from llmgw.runtime.faults import Fault, SettingsError
 from llmgw.runtime.logs import Logger
 
@@ -74,7 +74,7 @@ class Credentials:
     """
 
     def __init__(self, path: Path, clock: Clock) -> None:
-        self.folder = Folder(path)
+        self.folder = Folder(path, "make it with llmgw ctl cert issue controlplane")
         self.mutual = ServerTls(self.folder, clients=True)
         self.plain = ServerTls(self.folder, clients=False)
         self.authorities = b""
@@ -88,6 +88,7 @@ class Credentials:
         self._no_issuer = ""
         self._due: float | None = None
         self._signers = BoundedSemaphore(SIGNERS)
+        self._refreshing = BoundedSemaphore()
         self._greenlet: gevent.Greenlet[..., None] | None = None
         self._changed: list[Callable[[], None]] = []
 
@@ -99,17 +100,9 @@ class Credentials:
     def load(self) -> "Credentials":
         """Read the folder. Blocking. Raises ``SettingsError`` with all that is wrong; an
         expired certificate is not: nobody could put a new one in its place otherwise."""
-        faults = self.folder.check(kind="controlplane", now=self._when_issued())
-        if faults:
-            raise SettingsError(
-                "llmgw server",
-                [
-                    Fault("identity", f"{fault.path}: {fault.message}" if fault.path else fault.message)
-                    for fault in faults
-                ],
-            )
-        self._seen = self.folder.signature()
-        self._read()
+        if faults := self._check():
+            raise SettingsError("identity", faults)
+        self._read(self.folder.signature())
         return self
 
     def start(self) -> None:
@@ -132,17 +125,18 @@ class Credentials:
 
     def refresh(self) -> None:
         """Look at the files now (SIGHUP)."""
-        before = (self.digest, self._issued_at())
-        try:
-            changed = off_hub(self._refresh)
-        except (SettingsError, IdentityError, OSError) as error:
-            if str(error) != self.failing:
-                log.error("the identity on disk cannot be used, the one in use stays", why=error)
-            self.failing = str(error)
-            return
-        if changed:
+        with self._refreshing:  # two at once could leave the older one in use
+            before = (self.digest, self._issued_at())
+            try:
+                changed = off_hub(self._refresh)
+            except (SettingsError, IdentityError, OSError) as error:
+                if str(error) != self.failing:
+                    log.error("the identity on disk cannot be used, the one in use stays", why=error)
+                self.failing = str(error)
+                return
             self.failing = ""
-            log.info("identity loaded", serial=self.presented.serial, signs=self._issuer is not None)
+            if changed:
+                log.info("identity loaded", serial=self.presented.serial, signs=self._issuer is not None)
         if (self.digest, self._issued_at()) != before:
             for call in list(self._changed):
                 call()
@@ -217,8 +211,9 @@ class Credentials:
             good = datetime.fromtimestamp(int(after) + 1, UTC)
             if (good - now).total_seconds() >= BACKDATED:
                 raise IdentityError(
-                    f"the certificates of {identity} were revoked as of {shown(after)}, which our clock has yet to "
-                    "reach, so none would be good before: was it ahead then? Revoke them once more, and try again"
+                    f"the certificates of {identity} were revoked as of {utc(after)}, which our clock has yet to "
+                    "reach, so none would be good before: if it was ahead then, revoke them once more and try again; "
+                    "if the clock was that dated an earlier one, wait until then"
                 )
             now = good
         return authority.sign(request, identity, issuer.chain, issuer.key, now, **more)
@@ -226,6 +221,7 @@ class Credentials:
     # ------------------------------------------------------------ files
 
     def _watch(self) -> None:
+        off_hub(self.folder.tidy)
         while True:
             gevent.sleep(min(EVERY, max(0.1, self._until_due())))
             try:
@@ -238,7 +234,7 @@ class Credentials:
 
     def _until_due(self) -> float:
         """Seconds until our own certificate is to be renewed, if we can."""
-        if self._issuer is None or self._due is None:
+        if self._issuer is None or self._due is None or self.failing:
             return EVERY
         return self._due - self._clock.now().timestamp()
 
@@ -257,6 +253,8 @@ class Credentials:
     def _renew_blocking(self) -> None:
         from llmgw.identity import authority  # noqa: PLC0415 - large, and only for who signs
 
+        if faults := self.folder.open_to_others():  # the new one would not be used
+            raise SettingsError(str(self.folder.path), faults)
         ours = authority.facts(self.folder.chain())
         identity = self.presented.identity
         key = authority.new_key()
@@ -267,19 +265,27 @@ class Credentials:
 
     def _refresh(self) -> bool:
         signature = self.folder.signature()
-        if signature == self._seen and not self.failing:  # what failed may have, for a moment
+        if signature == self._seen:
             return False
-        self._seen = signature
-        self._read()
-        return True
+        if faults := self._check():
+            raise SettingsError(str(self.folder.path), faults)
+        self.mutual.prove()
+        return self._read(signature)
 
-    def _read(self) -> None:
-        """Take over what the files hold; all of it or, if something cannot be used, nothing."""
+    def _check(self) -> list[Fault]:
+        return self.folder.check_against(self._presented, self._clock.now().timestamp(), kind="controlplane")
+
+    def _read(self, signature: Signature) -> bool:
+        """Take over what the files hold; all of it or, if something cannot be used or they are
+        no longer those of ``signature``, nothing."""
         mutual, plain = self.mutual.load(), self.plain.load()
         presented, authorities = self.folder.presented(), self.folder.roots()
         issuer, why = self._read_issuer()
-        if presented.identity.kind != "controlplane":
-            raise IdentityError(f"{self.folder.certificate} is that of {presented.identity}, not of a control plane")
+        if issuer is None and self._issuer is not None and self.folder.issuer.exists():
+            raise IdentityError(why)
+        if self._presented is not None and self.folder.signature() != signature:
+            return False  # somebody is replacing them: the next look finds all of it
+        self._seen = signature
         self.mutual.use(mutual)
         self.plain.use(plain)
         if presented != self._presented:
@@ -289,6 +295,7 @@ class Credentials:
         self._presented, self.authorities = presented, authorities
         self.digest = pem.digest(authorities)
         self._issuer, self._no_issuer = issuer, why
+        return True
 
     def _read_issuer(self) -> tuple[_Issuer | None, str]:
         from llmgw.identity import authority  # noqa: PLC0415 - large, and only for who signs
@@ -306,18 +313,12 @@ class Credentials:
     def _issued_at(self) -> float:
         return 0.0 if self._issuer is None else float(self._issuer.facts.issued_at)
 
-    def _when_issued(self) -> float | None:
-        try:
-            return self.folder.presented().issued_at
-        except SettingsError:
-            return None  # ``check`` says what is wrong
-
 
 def _first_to_end(file: Path) -> tuple[float, float] | None:
     from llmgw.identity import authority  # noqa: PLC0415 - large, and only for who signs
 
     try:
-        ends = [authority.facts(pem.join([der])) for der in pem.split(file.read_bytes())]
+        ends = [authority.facts(pem.join([der])) for der in pem.split(read_limited(file, pem.MAX_BUNDLE))]
     except (OSError, IdentityError):
         return None
     first = min(ends, key=lambda facts: facts.expires_at)
@@ -334,6 +335,8 @@ def concerns(expiries: Iterable[Expiry], now: float) -> Iterator[tuple[str, str]
     for life in expiries:
         if now >= life.expires_at:
             yield life.what, f"has expired: {remedy[life.what]}"
+        elif now < life.issued_at - BACKDATED:
+            yield life.what, f"is valid only from {utc(life.issued_at)}: is the clock of this machine right?"
         elif renewal.late(life.issued_at, life.expires_at, now):
             days = (life.expires_at - now) / 86_400
             yield life.what, f"expires in {days:.1f} days: {remedy[life.what]}"

@@ -1,16 +1,19 @@
 """The one way into the writer: a bounded queue of events.
 
-Heartbeats coalesce: of a session only the newest waits. Frames wait for room, which
-holds back the connection they came on; people's requests are turned away at once;
-what must not be lost goes in beyond the bound.
+Heartbeats coalesce: of a session only the newest waits; so do reports, of a router's
+process. Frames wait for room, which holds back the connection they came on; people's
+requests are turned away at once; what must not be lost goes in beyond the bound.
 """
 
 from collections import Counter, deque
 
 from gevent.event import Event as Signal
 
-from controlplane.events import Event, FrameReceived
+from controlplane.events import Event, FrameReceived, RouterReported
 from llmgw.wire.messages import Heartbeat
+
+_Key = tuple[str, ...]
+"""Of whom only the newest event waits."""
 
 CAPACITY = 8192
 
@@ -28,8 +31,8 @@ class Inbox:
 
     def __init__(self, capacity: int = CAPACITY) -> None:
         self._capacity = capacity
-        self._events: deque[Event | str] = deque()
-        self._heartbeats: dict[str, FrameReceived] = {}
+        self._events: deque[Event | _Key] = deque()
+        self._newest: dict[_Key, Event] = {}
         self._frames: Counter[str] = Counter()
         self._arrived = Signal()
         self._room = Signal()
@@ -49,27 +52,26 @@ class Inbox:
     def put(self, event: Event) -> None:
         """Add an event of the fleet; wait while there is no room."""
         if isinstance(event, FrameReceived) and isinstance(event.message, Heartbeat):
-            if event.session in self._heartbeats:
-                self._heartbeats[event.session] = event
+            key = ("session", event.session)
+            if key in self._newest:
                 self.coalesced += 1
-                return
-            self._wait_for_room()
-            if self._closed:
-                return
-            if event.session not in self._heartbeats:
-                self._events.append(event.session)
-            self._heartbeats[event.session] = event
-            self._arrived.set()
+            else:
+                self._wait_for_room()
+            self._coalesce(key, event)
             return
         self._wait_for_room(event.session if isinstance(event, FrameReceived) else "")
         self.force(event)
 
     def offer(self, event: Event) -> bool:
         """Add an event if there is room."""
-        if len(self._events) >= self._capacity:
+        key = ("router", event.router_id, event.report.boot) if isinstance(event, RouterReported) else ()
+        if key not in self._newest and len(self._events) >= self._capacity:
             self.refused += 1
             return False
-        self.force(event)
+        if key:
+            self._coalesce(key, event)
+        else:
+            self.force(event)
         return True
 
     def force(self, event: Event) -> None:
@@ -88,8 +90,8 @@ class Inbox:
         entry = self._events.popleft()
         if len(self._events) < self._capacity:
             self._room.set()
-        if isinstance(entry, str):
-            return self._heartbeats.pop(entry)
+        if isinstance(entry, tuple):
+            return self._newest.pop(entry)
         if isinstance(entry, FrameReceived):
             self._frames[entry.session] -= 1
             if not self._frames[entry.session]:
@@ -100,7 +102,7 @@ class Inbox:
         """There is no writer any more: what comes is dropped, and nobody waits for room."""
         self._closed = True
         self._events.clear()
-        self._heartbeats.clear()
+        self._newest.clear()
         self._room.set()
 
     def wait(self, timeout: float) -> None:
@@ -108,6 +110,15 @@ class Inbox:
         if not self._events:
             self._arrived.clear()
             self._arrived.wait(timeout)
+
+    def _coalesce(self, key: _Key, event: Event) -> None:
+        """Add an event, or put it in the place of an earlier one."""
+        if self._closed:
+            return
+        if key not in self._newest:
+            self._events.append(key)
+        self._newest[key] = event
+        self._arrived.set()
 
     def _wait_for_room(self, session: str = "") -> None:
         while not self._closed and (len(self._events) >= self._capacity or self._frames[session] >= PER_SESSION):

@@ -33,12 +33,12 @@ KEPT = 4
 """Older files that are kept beside the current one."""
 
 RECENT = 1000
-"""Entries held in memory for the API."""
+"""Entries held in memory for the API: of this term alone. What is older is the store's to show,
+which tells those of another installation apart."""
 
 MAX_NOTES = 10_000
 """Notes that may wait for a slow disk; more are left out of the file and counted."""
 
-_TAIL = 512 * 1024
 _FIRST_WAIT, _LONGEST_WAIT = 0.2, 5.0
 
 
@@ -110,9 +110,12 @@ class Journal:
         return self._file
 
     def start(self) -> "Journal":
-        """Open the file (mode 0600), mend a line that a crash cut short, and remember
-        the last entries. Raises ``OSError``."""
-        self.recent.extend(off_hub(self._open_and_read))
+        """Open the file (mode 0600) and mend a line that a crash cut short. Raises ``OSError``."""
+        try:
+            off_hub(self._open_and_mend)
+        except OSError:
+            off_hub(self._close)
+            raise
         self._greenlet = gevent.spawn(self._run)
         return self
 
@@ -201,19 +204,15 @@ class Journal:
                 os.close(self._descriptor)
                 self._descriptor = None
 
-    def _open_and_read(self) -> list[Entry]:
+    def _open_and_mend(self) -> None:
         descriptor = self._open()
-        start = max(0, self._size - _TAIL)
-        data = os.pread(descriptor, self._size - start, start)
-        if data and not data.endswith(b"\n"):
+        if self._size and os.pread(descriptor, 1, self._size - 1) != b"\n":
             self._size += os.write(descriptor, b"\n")
         self.durable = self._size
-        lines = data.splitlines()[1 if start else 0 :]
-        return [entry for line in lines[-RECENT:] if (entry := parse_line(line)) is not None]
 
     def _open(self) -> int:
         if self._descriptor is None:
-            self._descriptor = os.open(self._file, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+            self._descriptor = _open(self._file)
             self._size = os.fstat(self._descriptor).st_size
         return self._descriptor
 
@@ -259,6 +258,15 @@ class Journal:
 def files(file: Path) -> list[Path]:
     """The journal's files, newest first, whether there or not."""
     return [file, *(file.with_name(f"{file.name}.{number}") for number in range(1, KEPT + 1))]
+
+
+def try_to_open(file: Path) -> None:
+    """Whether a journal could be begun or gone on with there. Blocking. Raises ``OSError``."""
+    os.close(_open(file))
+
+
+def _open(file: Path) -> int:
+    return os.open(file, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
 
 
 def parse_line(line: bytes) -> Entry | None:

@@ -195,9 +195,9 @@ class Loop:
             case EpochGranted():
                 lead.granted(fleet, event.epoch)
             case EpochSeen():
-                lead.seen(fleet, event.epoch, event.leader, now)
+                lead.seen(fleet, event, now)
             case LossAccepted():
-                nodes.accept_loss(fleet, event.actor)
+                nodes.accept_loss(fleet, event.nodes, event.actor)
             case CatalogChanged():
                 changes.catalog(fleet, event.catalog)
             case EnrolmentChanged():

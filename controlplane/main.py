@@ -22,8 +22,9 @@ from gevent.event import Event  # noqa: E402
 from controlplane.catalog.load import Files  # noqa: E402
 from controlplane.clustersettings import FILE_SECTION, allowable  # noqa: E402
 from controlplane.identities import Credentials  # noqa: E402
+from controlplane.listeners.files import WANTED  # noqa: E402
 from controlplane.settings import load  # noqa: E402
-from controlplane.startup import load_all, open_store  # noqa: E402
+from controlplane.startup import forget_nothing, load_all, open_store  # noqa: E402
 from controlplane.store.errors import StoreError, StoreUnavailable  # noqa: E402
 from controlplane.terms import Terms  # noqa: E402
 from llmgw import __version__  # noqa: E402
@@ -57,6 +58,10 @@ def main(arguments: list[str] | None = None) -> int:
     allowed = settings[f"{FILE_SECTION}.engines.allow"] if options.check else allowable()
     files, catalog, credentials = load_all(settings, allowed)
     if options.check:
+        try:
+            forget_nothing(settings)
+        except (StoreError, StoreUnavailable) as error:
+            sys.stderr.write(f"llmgw server: the store was not looked at: {error}\n")
         models = f"{len(catalog.models)} model{'' if len(catalog.models) == 1 else 's'} in files"
         sys.stdout.write(f"llmgw server: settings, identity and catalog are valid ({models})\n")
         return 0
@@ -68,7 +73,7 @@ def main(arguments: list[str] | None = None) -> int:
 def _serve(settings: Loaded, files: Files, credentials: Credentials, reread: Callable[[], Loaded]) -> int:
     asked = Event()
     stopper = Stopper(asked.set)  # first of all: a SIGHUP while we start must not end us
-    allow_many_files()
+    allow_many_files(WANTED)
     try:
         store = open_store(settings, stopper.stopping)
         if store is None:

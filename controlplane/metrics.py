@@ -6,9 +6,7 @@ holds nobody up.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from math import inf
-from operator import itemgetter
-from typing import Any
+from itertools import chain
 
 import gevent
 from prometheus_client import CollectorRegistry, generate_latest
@@ -25,11 +23,13 @@ from controlplane.leadership.driver import Leadership
 from controlplane.leadership.figures import families
 from controlplane.listeners.agents import AgentListener
 from controlplane.listeners.routers import RouterSeen
-from controlplane.nodemetrics import FAMILIES, NodeMetrics, told
+from controlplane.nodemetrics import FAMILIES, NodeMetrics
 from controlplane.offhub import off_hub
-from controlplane.services.fleet import Fleet, Plain
+from controlplane.planning.view import ModelHealth
+from controlplane.planning.wanted import wanted
+from controlplane.services.fleet import Fleet
 from controlplane.services.identities import Identities
-from controlplane.services.pauses import in_slices
+from controlplane.services.pauses import PAUSE, in_slices
 from controlplane.services.status import Identity
 from controlplane.store.access import StoreThreads
 from llmgw.runtime.clock import Clock
@@ -38,20 +38,19 @@ from llmgw.runtime.stall import StallDetector
 Maker = Callable[[], Iterable[Metric]]
 
 
-def _model(name: str, text: str, read: Callable[[Plain], float | None]) -> tuple[Family, Callable[[Plain], Any]]:
-    return Family(name, text, ("model",)), read
-
-
-_MODELS = (
-    _model("llmgw_model_desired_replicas", "Replicas a model should have now.", itemgetter("wanted")),
-    _model("llmgw_model_ready_replicas", "Replicas that are ready.", itemgetter("ready")),
-    _model("llmgw_model_consecutive_failures", "Failed starts in a row.", itemgetter("failures")),
-    _model("llmgw_model_parked", "1 if the model failed too often and is not tried.", itemgetter("parked")),
-    _model("llmgw_model_unplaceable", "1 if no node can take the model.", lambda m: m["state"] == "unplaceable"),
+_MODELS = tuple(
+    Family(name, text, ("model",))
+    for name, text in (
+        ("llmgw_model_desired_replicas", "Replicas a model should have now."),
+        ("llmgw_model_ready_replicas", "Replicas that are ready."),
+        ("llmgw_model_consecutive_failures", "Failed starts in a row."),
+        ("llmgw_model_parked", "1 if the model failed too often and is not tried."),
+        ("llmgw_model_unplaceable", "1 if no node can take the model."),
+    )
 )
 
-KEEP_EVERY, KEEP_FOR = 2.0, 150.0
-"""Seconds between two looks for what changed, and how long after a scrape there are any."""
+KEEP_EVERY = 1.0
+"""Seconds between two looks for what changed."""
 
 CERTIFICATES = Family(
     "llmgw_certificate_expires_timestamp_seconds",
@@ -102,62 +101,68 @@ class Metrics:
     def __init__(self, sources: Sources) -> None:
         self._sources = sources
         self._nodes = NodeMetrics()
-        self._scraped = -inf
-        self._keeper: gevent.Greenlet[..., None] | None = None
+        self._ends: dict[tuple[str, str, float], bytes] = {}
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(_One(self._process))
         self._registry.register(_One(lambda: families(sources.leadership)))
 
-    def render(self) -> list[bytes]:
-        """The text format, in parts. Whatever takes long is done in slices."""
-        sources = self._sources
-        self._scraped = sources.clock.monotonic()
-        if self._keeper is None:
-            self._keeper = gevent.spawn(self._keep)
-        makers = (told(self._look()), self._models(), self._certificates())
-        parts = [generate_latest(self._registry)]
-        for part in in_slices((part for maker in makers for part in maker), sources.clock):
-            parts.append(part)
-        return parts
+    def start(self) -> "Metrics":
+        """Write lines as heartbeats come, until the inbox is closed: a scrape finds few to write."""
+        self.keeper = gevent.spawn(self._keep)
+        return self
 
-    def _look(self) -> list[Mapping[str, str]]:
+    def render(self) -> tuple[int, Iterator[bytes]]:
+        """The text format: its length, and its parts, which are put together while they are
+        sent. All figures are of now. Whatever takes long is done in slices."""
+        length, nodes = self._look()
+        gevent.sleep(PAUSE)
+        few = [generate_latest(self._registry), *self._models(), *self._certificates()]
+        return sum(map(len, few)) + length, in_slices(chain(few, nodes), self._sources.clock)
+
+    def _look(self) -> tuple[int, Iterator[bytes]]:
         sources = self._sources
         view, now = sources.fleet.view, sources.clock.monotonic()
         nodes = in_slices(list(view.nodes.values()), sources.clock)
         return self._nodes.look(nodes, lambda node: sources.fleet.measurements(node, now), view.replicas)
 
     def _keep(self) -> None:
-        """While somebody scrapes, write lines as heartbeats come rather than all at once."""
-        while self._sources.clock.monotonic() - self._scraped < KEEP_FOR and not self._sources.inbox.closed:
-            gevent.sleep(KEEP_EVERY)
+        while not self._sources.inbox.closed:
             self._look()
-        self._nodes, self._keeper = NodeMetrics(), None
+            gevent.sleep(KEEP_EVERY)
 
     def described(self) -> list[tuple[str, str, tuple[str, ...], str]]:
         """Name, type, labels and meaning of every metric, by name."""
-        own = [
-            (row.name, row.kind, row.labels, row.help)
-            for row in (*FAMILIES, *(family for family, _ in _MODELS), CERTIFICATES)
-        ]
+        own = [(row.name, row.kind, row.labels, row.help) for row in (*FAMILIES, *_MODELS, CERTIFICATES)]
         for family in self._registry.collect():
             name = family.name + ("_total" if family.type == "counter" else "")
             own.append((name, family.type, tuple(getattr(family, "_labelnames", ())), family.documentation))
         return sorted(own)
 
     def _models(self) -> Iterator[bytes]:
-        models = list(in_slices(self._sources.fleet.models(), self._sources.clock))
-        for family, read in _MODELS:
-            yield family.text(((model["name"],), read(model)) for model in models)
+        fleet = self._sources.fleet
+        view = fleet.view
+        rows: list[tuple[tuple[str], tuple[float, ...]]] = []
+        for name in in_slices(sorted(view.catalog.models), self._sources.clock):
+            health = view.health.get(name) or ModelHealth()
+            ready = sum(replica.state == "ready" for replica in view.replicas.of_model(name))
+            unplaceable = fleet.state(name) == "unplaceable"
+            figures = (wanted(view, name).lower, ready, health.failures, health.parked, unplaceable)
+            rows.append(((name,), figures))
+        for place, family in enumerate(_MODELS):
+            yield family.text((labels, figures[place]) for labels, figures in rows)
 
     def _certificates(self) -> Iterator[bytes]:
         """Ours as they are on disk now, whoever put them there; others' as they showed them."""
-        samples: list[Sample] = [
+        yield CERTIFICATES.text(
             ((each.what, ""), each.expires_at) for each in off_hub(self._sources.credentials.expiries)
-        ]
-        samples += [
-            ((row.kind, row.name), row.expires_at) for row in self._sources.identities.all() if row.removed_at is None
-        ]
-        yield CERTIFICATES.text(samples)
+        )
+        kept: dict[tuple[str, str, float], bytes] = {}
+        for row in in_slices(self._sources.identities.all(), self._sources.clock):
+            if row.removed_at is None and row.expires_at is not None:
+                key = (row.kind, row.name, row.expires_at)
+                kept[key] = self._ends.get(key) or CERTIFICATES.line(key[:2], row.expires_at)
+        self._ends = kept
+        yield b"".join(kept.values())
 
     def _process(self) -> Iterator[Metric]:
         sources = self._sources

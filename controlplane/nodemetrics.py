@@ -4,141 +4,174 @@ They are nearly all of what a scrape of a large fleet holds: some 60 lines for e
 eight devices, written once for each heartbeat.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from operator import attrgetter
+from itertools import chain, islice
+from operator import attrgetter, itemgetter
 from typing import Any
 
 from controlplane.exposition import Family
 from controlplane.planning.view import NodeView, ReplicaView
 from llmgw.wire.messages import Device, Inventory, Measurements, ShardUse
 
-Figure = float | None
+Figures = tuple[float | None, ...]
+
+Texts = tuple[bytes, ...]
+"""What is told of one node, by family in the order of ``FAMILIES``."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Of:
-    """One family, and how its figure is read: of a node, of a device, of its use or of a
-    shard's. ``measured``: it changes with every heartbeat."""
+class _Group:
+    """Families with the same labels whose figures are read of the same thing, together."""
 
-    family: Family
-    read: Callable[..., Figure]
-    measured: bool
+    families: tuple[Family, ...]
+    read: Callable[[Any], Figures]
 
+    def labelled(self, *values: str) -> str:
+        """The labels with these values."""
+        return self.families[0].labelled(values)
 
-def _node(name: str, text: str, read: Callable[[NodeView], Figure] | str) -> _Of:
-    measured = isinstance(read, str)
-    return _Of(Family(name, text, ("node",)), attrgetter(read) if isinstance(read, str) else read, measured)
-
-
-def _device(name: str, text: str, read: Callable[[Device], Figure] | str) -> _Of:
-    measured = isinstance(read, str)
-    labels = ("node", "device", "class")
-    return _Of(Family(name, text, labels), attrgetter(read) if isinstance(read, str) else read, measured)
-
-
-def _shard(name: str, text: str, read: str) -> _Of:
-    return _Of(Family(name, text, ("node", "model", "replica", "rank")), attrgetter(read), measured=True)
+    def texts(self, labels: Sequence[str], things: Sequence[Any]) -> Texts:
+        """The lines of each family: one of each thing whose figure is known."""
+        if not things:
+            return (b"",) * len(self.families)
+        columns = zip(*map(self.read, things), strict=True)
+        return tuple(
+            [_lines(family.name, labels, figures) for family, figures in zip(self.families, columns, strict=True)]
+        )
 
 
-_NODES = (
-    _node("llmgw_node_up", "1 if the node is in session.", lambda node: int(node.registered)),
-    _node("llmgw_node_cordoned", "1 if nothing new is placed on the node.", lambda node: int(node.cordon is not None)),
-    _node("llmgw_node_cpus", "Logical CPUs.", lambda node: node.inventory.cpu.count if node.inventory else None),
-    _node("llmgw_node_cpu_utilization_percent", "Use of all CPUs.", "cpu_percent"),
-    _node("llmgw_node_load", "Load average over one minute.", "load1"),
-    _node(
-        "llmgw_node_memory_total_bytes", "Memory.", lambda node: node.inventory.memory_bytes if node.inventory else None
-    ),
-    _node("llmgw_node_memory_used_bytes", "Memory in use.", "memory_used_bytes"),
-    _node("llmgw_node_memory_available_bytes", "Memory available.", "memory_available_bytes"),
+def _lines(name: str, labels: Sequence[str], figures: Figures) -> bytes:
+    pairs = zip(labels, figures, strict=True)
+    return "".join([f"{name}{label} {figure!r}\n" for label, figure in pairs if figure is not None]).encode()
+
+
+def _facts(labels: tuple[str, ...], read: Callable[[Any], Figures], texts: Mapping[str, str]) -> _Group:
+    return _Group(tuple(Family(name, text, labels) for name, text in texts.items()), read)
+
+
+def _measured(labels: tuple[str, ...], **families: tuple[str, str]) -> _Group:
+    """``families``: name and meaning by the field that has the figure."""
+    rows = tuple(Family(name, text, labels) for name, text in families.values())
+    return _Group(rows, attrgetter(*families))
+
+
+def _of_node(node: NodeView) -> Figures:
+    told = node.inventory
+    hardware = (told.cpu.count, told.memory_bytes) if told else (None, None)
+    return (int(node.registered), int(node.cordon is not None), *hardware)
+
+
+def _of_device(device: Device) -> Figures:
+    return (int(device.excluded is not None), device.memory_bytes)
+
+
+_NODE, _DEVICE, _SHARD = ("node",), ("node", "device", "class"), ("node", "model", "replica", "rank")
+
+_NODE_FACTS = _facts(
+    _NODE,
+    _of_node,
+    {
+        "llmgw_node_up": "1 if the node is in session.",
+        "llmgw_node_cordoned": "1 if nothing new is placed on the node.",
+        "llmgw_node_cpus": "Logical CPUs.",
+        "llmgw_node_memory_total_bytes": "Memory.",
+    },
+)
+_DEVICE_FACTS = _facts(
+    _DEVICE,
+    _of_device,
+    {
+        "llmgw_device_excluded": "1 if the device must not be used.",
+        "llmgw_device_memory_total_bytes": "Memory of the device.",
+    },
+)
+_NODE_USE = _measured(
+    _NODE,
+    cpu_percent=("llmgw_node_cpu_utilization_percent", "Use of all CPUs."),
+    load1=("llmgw_node_load", "Load average over one minute."),
+    memory_used_bytes=("llmgw_node_memory_used_bytes", "Memory in use."),
+    memory_available_bytes=("llmgw_node_memory_available_bytes", "Memory available."),
+)
+_DEVICE_USE = _measured(
+    _DEVICE,
+    memory_used_bytes=("llmgw_device_memory_used_bytes", "Memory in use."),
+    utilization_percent=("llmgw_device_utilization_percent", "Utilisation."),
+    temperature_celsius=("llmgw_device_temperature_celsius", "Temperature."),
+    power_watts=("llmgw_device_power_watts", "Power drawn."),
+)
+_SHARD_USE = _measured(
+    _SHARD,
+    cpu_cores=("llmgw_shard_cpu_cores", "Cores a shard's processes use."),
+    memory_bytes=("llmgw_shard_memory_bytes", "Resident memory of a shard's processes."),
 )
 
-_DEVICES = (
-    _device(
-        "llmgw_device_excluded", "1 if the device must not be used.", lambda device: int(device.excluded is not None)
-    ),
-    _device("llmgw_device_memory_total_bytes", "Memory of the device.", lambda device: device.memory_bytes),
-    _device("llmgw_device_memory_used_bytes", "Memory in use.", "memory_used_bytes"),
-    _device("llmgw_device_utilization_percent", "Utilisation.", "utilization_percent"),
-    _device("llmgw_device_temperature_celsius", "Temperature.", "temperature_celsius"),
-    _device("llmgw_device_power_watts", "Power drawn.", "power_watts"),
+FAMILIES = tuple(
+    family for group in (_NODE_FACTS, _DEVICE_FACTS, _NODE_USE, _DEVICE_USE, _SHARD_USE) for family in group.families
 )
-
-_SHARDS = (
-    _shard("llmgw_shard_cpu_cores", "Cores a shard's processes use.", "cpu_cores"),
-    _shard("llmgw_shard_memory_bytes", "Resident memory of a shard's processes.", "memory_bytes"),
-)
-
-_ALL = (*_NODES, *_DEVICES, *_SHARDS)
-
-FAMILIES = tuple(row.family for row in _ALL)
 """In the order in which they are told."""
 
-PIECE = 1000
-"""Nodes whose lines of a family are put together in one go."""
+_HEADS = tuple(family.head.encode() for family in FAMILIES)
 
-_Shard = tuple[str, int, str]
-"""A replica's id, a rank, and the replica's model."""
+PIECE = 500
+"""Texts that are put together in one go: some hundred kilobytes."""
+
+Replicas = Mapping[str, ReplicaView]
 
 
 class _Node:
-    """What is told of one node: its lines by family, kept until what they say changes."""
+    """What is told of one node, kept until a fact or its measurements change."""
 
-    __slots__ = ("_devices", "_facts", "_labels", "_measured", "_shards", "texts")
+    __slots__ = (
+        *("_devices", "_facts", "_inventory", "_labels", "_measured", "_shard_labels", "_shards", "_state"),
+        *("length", "texts"),
+    )
 
     def __init__(self, node_id: str) -> None:
-        self.texts: dict[str, str] = {}
-        self._labels = _NODES[0].family.labelled((node_id,))
-        self._facts: tuple[Inventory | None, bool, bool] | None = None
+        self.texts: Texts = ()
+        self.length = 0
+        self._labels = (_NODE_FACTS.labelled(node_id),)
+        self._inventory: Inventory | None = None
+        self._state: tuple[bool, bool] | None = None
+        self._facts: Texts = ()
+        self._devices: dict[str, str] = {}
         self._measured: Measurements | None = None
-        self._devices: tuple[tuple[str, str], ...] = ()
-        self._shards: tuple[_Shard, ...] = ()
+        self._shards: list[tuple[str, str, int]] = []
+        self._shard_labels: list[str] = []
 
-    def update(self, node: NodeView, measured: Measurements, replicas: Mapping[str, ReplicaView]) -> None:
+    def update(self, node: NodeView, measured: Measurements, replicas: Replicas) -> None:
         """Bring the lines up to date."""
-        facts = (node.inventory, node.registered, node.cordon is not None)
-        if self._facts is None or self._facts[0] is not facts[0] or self._facts[1:] != facts[1:]:
-            self._facts = facts
-            self._measured = None
+        state = (node.registered, node.cordon is not None)
+        if self._inventory is not node.inventory or self._state != state:
+            self._inventory, self._state = node.inventory, state
             self._tell_facts(node)
-        fresh = self._measured is not measured
-        if fresh:
-            self._measured = measured
-            uses = {use.uuid: use for use in measured.devices}
-            known = [(labels, uses[uuid]) for uuid, labels in self._devices if uuid in uses]
-            self._tell(_NODES, [(self._labels, measured)])
-            self._tell(_DEVICES, known)
-        if measured.shards or self._shards or fresh:
-            self._tell_shards(node.id, measured.shards, replicas, fresh=fresh)
+        elif self._measured is measured:
+            return
+        self._measured = measured
+        uses = {use.uuid: use for use in measured.devices if use.uuid in self._devices}
+        self.texts = (
+            *self._facts,
+            *_NODE_USE.texts(self._labels, (measured,)),
+            *_DEVICE_USE.texts([self._devices[uuid] for uuid in uses], list(uses.values())),
+            *self._tell_shards(node.id, measured.shards, replicas),
+        )
+        self.length = sum(map(len, self.texts))
 
     def _tell_facts(self, node: NodeView) -> None:
         devices = node.inventory.devices if node.inventory else ()
-        labelled = _DEVICES[0].family.labelled
-        labels = [labelled((node.id, device.uuid, device.device_class)) for device in devices]
-        self._devices = tuple((device.uuid, label) for device, label in zip(devices, labels, strict=True))
-        self._tell(_NODES, [(self._labels, node)], measured=False)
-        self._tell(_DEVICES, list(zip(labels, devices, strict=True)), measured=False)
+        labels = [_DEVICE_FACTS.labelled(node.id, device.uuid, device.device_class) for device in devices]
+        self._devices = {device.uuid: label for device, label in zip(devices, labels, strict=True)}
+        self._facts = _NODE_FACTS.texts(self._labels, (node,)) + _DEVICE_FACTS.texts(labels, devices)
 
-    def _tell_shards(
-        self, node_id: str, uses: Iterable[ShardUse], replicas: Mapping[str, ReplicaView], *, fresh: bool
-    ) -> None:
+    def _tell_shards(self, node_id: str, uses: Iterable[ShardUse], replicas: Replicas) -> Texts:
         known = [use for use in uses if use.replica_id in replicas]
-        shards = tuple((use.replica_id, use.rank, replicas[use.replica_id].model) for use in known)
-        if not fresh and shards == self._shards:
-            return
-        self._shards = shards
-        labelled = _SHARDS[0].family.labelled
-        labels = [labelled((node_id, model, replica, str(rank))) for replica, rank, model in shards]
-        self._tell(_SHARDS, list(zip(labels, known, strict=True)))
-
-    def _tell(self, families: Iterable[_Of], samples: list[tuple[str, Any]], *, measured: bool = True) -> None:
-        for of in families:
-            if of.measured == measured:
-                name, read = of.family.name, of.read
-                self.texts[name] = "".join(
-                    [f"{name}{labels} {value!r}\n" for labels, it in samples if (value := read(it)) is not None]
-                )
+        shards = [(replicas[use.replica_id].model, use.replica_id, use.rank) for use in known]
+        if self._shards != shards:
+            self._shards = shards
+            self._shard_labels = [
+                _SHARD_USE.labelled(node_id, model, replica, str(rank)) for model, replica, rank in shards
+            ]
+        return _SHARD_USE.texts(self._shard_labels, known)
 
 
 class NodeMetrics:
@@ -148,24 +181,28 @@ class NodeMetrics:
         self._nodes: dict[str, _Node] = {}
 
     def look(
-        self,
-        nodes: Iterable[NodeView],
-        measured: Callable[[NodeView], Measurements],
-        replicas: Mapping[str, ReplicaView],
-    ) -> list[Mapping[str, str]]:
-        """The lines of these nodes, all there are, by family. ``nodes`` may take its time
-        between two. Costs as much as there is that changed since the last look."""
+        self, nodes: Iterable[NodeView], measured: Callable[[NodeView], Measurements], replicas: Replicas
+    ) -> tuple[int, Iterator[bytes]]:
+        """What is told of these nodes, all there are: its length, and its parts as it was when
+        they were looked at, each put together when it is asked for. ``nodes`` may take its time
+        between two. Costs as much as there is that changed since the last look.
+
+        Shards are those of the replicas that were known when they were measured.
+        """
         kept: dict[str, _Node] = {}
+        length = sum(map(len, _HEADS))
+        told: list[Texts] = []
         for view in nodes:
             node = kept[view.id] = self._nodes.get(view.id) or _Node(view.id)
             node.update(view, measured(view), replicas)
+            length += node.length
+            told.append(node.texts)
         self._nodes = kept
-        return [node.texts for node in kept.values()]
+        return length, _parts(told)
 
 
-def told(of: list[Mapping[str, str]]) -> Iterator[bytes]:
+def _parts(nodes: Sequence[Texts]) -> Iterator[bytes]:
     """Family by family, piece by piece."""
-    for family in FAMILIES:
-        yield family.head.encode()
-        for first in range(0, len(of), PIECE):
-            yield "".join([texts[family.name] for texts in of[first : first + PIECE]]).encode()
+    texts = chain.from_iterable(chain((head,), map(itemgetter(place), nodes)) for place, head in enumerate(_HEADS))
+    while piece := list(islice(texts, PIECE)):
+        yield b"".join(piece)

@@ -6,7 +6,7 @@ from typing import Any
 
 from controlplane.catalog.locator import HUB, parse_url
 from controlplane.clustersettings import file_rows
-from controlplane.store.opening import url_fault
+from controlplane.store.opening import remote, url_fault
 from llmgw.runtime.logs import LEVELS
 from llmgw.runtime.settings import (
     ADDRESS,
@@ -216,6 +216,26 @@ def short_settling(loaded: Loaded) -> dict[str, str]:
         "a start what its node runs may be placed a second time, or shown as missing; give more, the default is 40s"
     )
     return {"settling.steady": words}
+
+
+def sent_nowhere(loaded: Loaded) -> dict[str, str]:
+    """Listeners that others are sent to at an address which only this machine reaches, although control
+    planes run on several, by the setting: words that follow it (HA-01)."""
+    sent = {name: loaded[f"ha.advertise.{name}"] or loaded[f"{name}.listen"] for name in SENT}
+    alone = all(address.loopback for address in sent.values()) and not remote(loaded["store.url"])
+    if not loaded["ha.enabled"] or alone:
+        return {}
+    found = {
+        f"ha.advertise.{name}": f"sends {who} to {sent[name]}, which only this machine reaches; "
+        f"name the address that others reach {name}.listen at"
+        for name, who in SENT.items()
+        if sent[name].loopback
+    }
+    if loaded["ha.advertise.admin"] is not None:
+        found.pop("ha.advertise.admin", None)  # so it was meant: who administers it does so on its machine
+    elif "ha.advertise.admin" in found:
+        found["ha.advertise.admin"] += f", or {sent['admin']} if people are to log in to this machine"
+    return found
 
 
 def open_doors(loaded: Loaded) -> dict[str, str]:

@@ -8,6 +8,7 @@ import contextlib
 import json
 import secrets
 from collections.abc import Callable, Iterable, Mapping
+from math import ceil
 from typing import Any
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -15,7 +16,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from controlplane.identities import Credentials
-from controlplane.leadership.driver import Leadership
+from controlplane.leadership.driver import NAMESAKE, Leadership
 from controlplane.leadership.figures import families
 from controlplane.listeners import upgrade
 from controlplane.listeners.connection import farewell
@@ -34,7 +35,7 @@ from llmgw.wire.messages import Refuse
 log = Logger("llmgw.standby")
 
 RETRY = 1.0
-"""Seconds after which whoever was told may ask again: a takeover takes no longer than a few."""
+"""Seconds after which whoever was told may ask again."""
 
 LIMIT = 5.0
 """Seconds an agent has to read what it is told."""
@@ -99,17 +100,65 @@ class Standby:
 
     @property
     def words(self) -> str:
-        """Who leads, for people."""
-        row = self._leadership.row
-        if row is None or not row.owner:
-            return "this control plane stands by, and none leads yet: try again"
+        """Who leads, for how long, and what keeps us from it, for people."""
+        unable = self._leadership.unable
+        twin = f"; {NAMESAKE}" if self._leadership.namesake is not None else ""
+        return self._who + self._when + twin + (f"; it cannot lead itself: {unable}" if unable else "")
+
+    @property
+    def _who(self) -> str:
+        holder = self._leadership.leader
         where = self.leader("admin")
-        return f"this control plane stands by: {row.holder.name or 'another'} leads" + (f" ({where})" if where else "")
+        if holder is not None and not where and "admin" in holder.addresses:
+            where = "ask it on its own machine"
+        where = f" ({where})" if where else ""
+        name = "" if holder is None else holder.name or "another"
+        if self._leadership.failing:
+            last = f"; {name} did when it last answered{where}" if name else ""
+            return (
+                "this control plane stands by, and the store does not answer it (its log says why): who leads is not "
+                f"known for certain{last}"
+            )
+        if not name:
+            return "this control plane stands by, and none leads yet: try again"
+        return f"this control plane stands by: {name} leads{where}"
+
+    @property
+    def _when(self) -> str:
+        """Whether the leader is silent, and when we lead: the rest of the sentence."""
+        leadership = self._leadership
+        words, unrenewed, takes_in = "", leadership.unrenewed, leadership.takes_in
+        if leadership.overdue and unrenewed is not None:
+            words = (
+                f", but it did not renew its lease for {unrenewed:.0f} s, and should every {leadership.renew:g} s: it "
+                "is down, or does not reach the store"
+            )
+        if takes_in is not None:
+            unless = "" if leadership.leader is None else "if it renews its lease no more, "
+            words += f"; {unless}this one leads in {max(1, ceil(takes_in))} s"
+        return words
+
+    def told(self, listener: str) -> str:
+        """What whoever asks a listener is told: on the admin API's all of it, elsewhere who leads."""
+        if listener == "admin":
+            return self.words
+        return self._who + ("; it cannot lead itself: see its log" if self._leadership.unable else "")
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """The same for programs, as far as it is known, in seconds."""
+        known = {
+            "leader_unrenewed_seconds": self._leadership.unrenewed,
+            "takeover_seconds": self._leadership.takes_in,
+        }
+        return {name: round(value, 1) for name, value in known.items() if value is not None}
 
     def leader(self, listener: str) -> str:
-        """The address of the leader's listener; empty if it is not known."""
-        row = self._leadership.row
-        return row.holder.addresses.get(listener, "") if row is not None and row.owner else ""
+        """The address of the leader's listener; empty if it is not known, or the same as ours, such as a
+        loopback address: whoever went there would come back here."""
+        holder, ours = self._leadership.leader, self._leadership.holder.addresses.get(listener)
+        where = "" if holder is None else holder.addresses.get(listener, "")
+        return "" if where == ours else where
 
     def metrics(self) -> bytes:
         """The text format of Prometheus (OBS-01)."""
@@ -119,7 +168,11 @@ class Standby:
 
     def _refuse_agent(self, arrived: Arrived) -> Callable[[], None]:
         refuse = Refuse(
-            code="not_leader", message=self.words, leader=self.leader("agents") or None, retry_seconds=RETRY
+            code="not_leader",
+            message=self.told("agents"),
+            leader=self.leader("agents") or None,
+            retry_seconds=RETRY,
+            takeover_seconds=self._leadership.takes_in,
         )
 
         def tell() -> None:
@@ -163,9 +216,10 @@ class _Answers:
         return [body]
 
     def _not_leader(self) -> bytes:
-        answer = {"code": "not_leader", "message": self._standby.words, "request_id": secrets.token_hex(8)}
+        answer = {"code": "not_leader", "message": self._standby.told(self._name), "request_id": secrets.token_hex(8)}
         leader = self._standby.leader(self._name)
-        return json.dumps(answer | ({"leader": leader} if leader else {})).encode()
+        answer |= {"leader": leader} if leader else {}
+        return json.dumps(answer | (self._standby.figures if self._name == "admin" else {})).encode()
 
 
 class _Figures(Collector):

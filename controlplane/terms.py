@@ -11,10 +11,11 @@ from gevent.event import Event
 
 from controlplane.catalog.load import Files, merge, read_files
 from controlplane.clustersettings import allowable, file_values
+from controlplane.fitness import Fitness, Rehearsal
 from controlplane.identities import Credentials
 from controlplane.leadership.alone import Alone
-from controlplane.leadership.driver import Leadership, Machine
-from controlplane.leadership.lease import Holder, Lease
+from controlplane.leadership.driver import Leadership
+from controlplane.leadership.lease import Candidate, Holder, Lease
 from controlplane.leftovers import Leftovers
 from controlplane.listeners.sockets import Sockets
 from controlplane.listeners.tls import ServerTls
@@ -22,6 +23,7 @@ from controlplane.offhub import off_hub
 from controlplane.settings import LISTENERS, MARGIN, SENT
 from controlplane.standby import Standby
 from controlplane.startup import OpenStore, make_state_dir, open_for_leftovers, open_for_term
+from controlplane.store.errors import StoreError, StoreUnavailable
 from controlplane.term import ControlPlane
 from llmgw.runtime.clock import Clock
 from llmgw.runtime.garbage import Garbage
@@ -68,12 +70,15 @@ class Terms:
         self._sockets = Sockets(settings, LISTENERS)
         self._ha = bool(settings["ha.enabled"])
         self.leadership = Leadership(
-            self._machine,
+            self._candidate,
             store.lease,
             clock,
             holder=self._holder(),
             limit=min(QUESTION, settings["ha.ttl"] / MARGIN) if self._ha else QUESTION,
         )
+        self._rehearsal = Rehearsal(settings, clock)
+        self._fitness = Fitness(self._rehearse, clock)
+        self._read = files
         self._told = False
         self._stood_by = False
         self._advertiser: Advertiser | None = None
@@ -82,16 +87,16 @@ class Terms:
         """Terms that have begun."""
 
     def run(self) -> None:
-        """Until told to stop. Raises ``SettingsError``, ``StoreError``."""
+        """Until told to stop. Without a standby what keeps a term from beginning is raised:
+        ``SettingsError``, ``StoreError``, ``StoreUnavailable``."""
         garbage: Garbage | None = None
         try:
             while not self._stopping.is_set():
-                self.leadership.stand_by()
                 if not self._stand_by():
                     break
                 if garbage is None:  # before agents connect: to look through all there is takes a while
                     garbage = Garbage(self._clock).start()
-                self._lead()
+                self._try_to_lead()
                 if not self._stopping.is_set():
                     garbage.whole()  # what a fleet took up is not to wait for a day
         finally:
@@ -116,13 +121,28 @@ class Terms:
             self.current.reload()
         else:
             self._read_files()
+            self._fitness.look_now()
 
     # ------------------------------------------------------------ turns
 
     def _stand_by(self) -> bool:
         """Until we lead; false if we are to stop."""
-        won = self.leadership.won
-        if gevent.wait([won, self._stopping], timeout=AT_ONCE if self._ha else ALONE_AT_ONCE, count=1):
+        if not self._ha:
+            self.leadership.stand_by()
+            return self._answer_unless_won(ALONE_AT_ONCE)
+        self._fitness.start()
+        try:
+            gevent.wait([self._fitness.looked, self._stopping], timeout=AT_ONCE, count=1)
+            unable = self._fitness.fault
+            self.leadership.stand_by(unable)
+            return self._answer_unless_won(0.0 if unable else AT_ONCE)
+        finally:
+            self._fitness.stop()
+
+    def _answer_unless_won(self, at_once: float) -> bool:
+        """The same; what takes no longer than ``at_once`` seconds nobody is told of."""
+        won, looked = self.leadership.won, self._fitness.looked
+        if gevent.wait([won, self._stopping], timeout=at_once, count=1):
             return not self._stopping.is_set()
         leftovers = self._leftovers()
         standby = Standby(
@@ -140,11 +160,36 @@ class Terms:
             self._tell()
             leftovers.start()
         try:
-            gevent.wait([won, self._stopping], count=1)
+            while not won.is_set() and not self._stopping.is_set():
+                if self._fitness.fault != self.leadership.unable:
+                    self.leadership.stop()
+                    self.leadership.stand_by(self._fitness.fault)
+                looked.clear()
+                gevent.wait([won, self._stopping, looked], count=1)
         finally:
             leftovers.stop()
             standby.stop()
         return not self._stopping.is_set()
+
+    def _rehearse(self) -> None:
+        """Raises what would keep a term from beginning. People may have mended the files meanwhile."""
+        if self._fitness.fault:
+            self._read_files(again=False)
+        self._rehearsal.run(self._files)
+
+    def _try_to_lead(self) -> None:
+        """A term. Where others may lead, what keeps it from beginning does not end the process: it
+        stands by, and tells what to mend."""
+        led = self.led
+        try:
+            self._lead()
+        except (SettingsError, StoreError, StoreUnavailable) as error:
+            if not self._ha:
+                raise
+            self.leadership.stop()
+            self._fitness.failed(error)
+        if self.led > led:
+            self._fitness.began()
 
     def _lead(self) -> None:
         """A term, from beginning to end."""
@@ -183,16 +228,22 @@ class Terms:
             gevent.wait([lost, self._stopping], count=1)
         finally:
             self.current = None
-            why = "another control plane leads" if lost.is_set() else "the control plane is stopping"
+            why = "the control plane is stopping" if self._stopping.is_set() else "the term could not begin"
+            if lost.is_set():
+                why = "another control plane leads"
             term.stop(why, self.leadership.stop)
         self._files = term.files
 
-    def _read_files(self) -> None:
-        """People may have edited them since the last term."""
+    def _read_files(self, *, again: bool = True) -> None:
+        """People may have edited them since the last term. Unless ``again``, files that are as they
+        were when last read are not looked at, nor told of, once more."""
         try:
-            files = off_hub(read_files, self._settings["catalog"])
-            catalog = off_hub(merge, files, None, allowable())
-            self._files = files
+            read = off_hub(read_files, self._settings["catalog"])
+            if read == self._read and not again:
+                return
+            self._read = read
+            catalog = off_hub(merge, read, None, allowable())
+            self._files = read
         except SettingsError as error:
             log.error("the catalog was refused, the one before stays", faults=error)
         else:
@@ -209,7 +260,7 @@ class Terms:
             clock=self._clock,
         )
 
-    def _machine(self, owner: str, now: float) -> Machine:
+    def _candidate(self, owner: str, now: float) -> Candidate:
         if not self._ha:
             return Alone(owner, now)
         ttl = self._settings["ha.ttl"]

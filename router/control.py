@@ -19,6 +19,7 @@ import gevent
 import msgspec
 from gevent.event import Event
 from gevent.hub import get_hub
+from gevent.lock import BoundedSemaphore
 
 from llmgw.identity.holder import Holder
 from llmgw.identity.names import IdentityError
@@ -140,6 +141,7 @@ class Control:
         self._leader = addresses[0]
         self._kept: dict[str, _Connection] = {}
         self._shown: tuple[str, ...] = ()
+        self._refreshing = BoundedSemaphore()
         self.moved = Event()
         """Set when another control plane than before turned out to lead."""
         self.epoch = 0
@@ -290,7 +292,8 @@ class Control:
         """Use our certificate and authorities as they are on disk now; whether they are others
         than before."""
         try:
-            changed = off_hub(get_hub().threadpool, self._holder.refresh)
+            with self._refreshing:  # each purpose asks for it, and two at once could leave the older one in use
+                changed = off_hub(get_hub().threadpool, self._holder.refresh)
         except (SettingsError, OSError) as error:
             log.error("the identity on disk cannot be used, the one in use stays", why=error)
             return False

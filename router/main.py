@@ -162,8 +162,9 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.check:
         return check(load_whole(options.config, options.log_level))
-    allow_many_files()
-    RouterApplication(options.config, options.log_level).run()
+    router = RouterApplication(options.config, options.log_level)
+    allow_many_files(2 * router.settings["limits.connections"])  # of a worker: each client has an engine's, too
+    router.run()
     return 0
 
 

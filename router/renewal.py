@@ -123,6 +123,7 @@ class Renewer:
         except BlockingIOError:
             os.close(descriptor)
             return None
+        self._holder.folder.tidy()
         return descriptor
 
     def _say(self, words: str) -> None:

@@ -133,7 +133,7 @@ def lines_of(dones: Sequence[Done], now: float) -> bytes:
     for done in dones:
         done.ago = now - done.ago
     lines = _encoder.encode_lines(dones)
-    if len(max(lines.split(b"\n"), key=len)) < _PLAIN_LINE:
+    if len(max(lines.split(b"\n"), key=len)) < _PLAIN_LINE and all(len(done.retried) <= MAX_RETRIED for done in dones):
         return lines
     for done in dones:
         for name in ("id", "key", "model", "asked", "endpoint", "code"):

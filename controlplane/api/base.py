@@ -2,9 +2,9 @@
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property, wraps
-from typing import Any, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast
 
 import marshmallow as ma
 from flask import Request, Response, current_app, g, request
@@ -19,6 +19,7 @@ from controlplane.services.changes import Asked, Changed, Principal, Replayed, e
 from controlplane.services.context import Services
 from controlplane.services.errors import Refused, invalid
 from controlplane.services.fleet import Plain
+from controlplane.services.paging import page_by_name
 from controlplane.store.values import Role
 
 T = TypeVar("T")
@@ -265,6 +266,12 @@ def tag(version: int, *, live: bool = False) -> None:
     g.live = live
 
 
+def tagged(shown: Plain) -> Plain:
+    """The answer that shows a resource beside its version: with its ETag."""
+    tag(shown["version"], live=True)
+    return shown
+
+
 def said() -> str:
     """Who asks, as the client says it, fit for a log: for people to know, not a proof."""
     said = request.headers.get(ACTOR_HEADER, "")[:MAX_ACTOR]
@@ -286,3 +293,26 @@ def number(**options: Any) -> Figure:
 def items(schema: type[Schema]) -> Any:
     """The list of a collection."""
     return ma.fields.List(ma.fields.Nested(schema), required=True)
+
+
+def page(field: str, found: Mapping[str, T], query: Plain, show: Callable[[T], Plain]) -> Plain:
+    """A ``PageAnswer``: in ``field`` the part of what is found that a ``PageQuery`` asks for,
+    ordered by key. Raises ``Refused``."""
+    keys, after = page_by_name(sorted(found), query["limit"], query.get("cursor"))
+    return {field: (show(found[key]) for key in keys), "next": after}
+
+
+class _Made(Protocol):
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def created_at(self) -> float: ...
+
+
+Made = TypeVar("Made", bound=_Made)
+
+
+def by_age(rows: Iterable[Made]) -> dict[str, Made]:
+    """Rows by a key that orders them by age, the oldest first."""
+    return {f"{row.created_at:020.6f} {row.id}": row for row in rows}

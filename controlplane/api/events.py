@@ -33,6 +33,9 @@ class EventsSchema(PageAnswer):
     """Events."""
 
     events = items(EventSchema)
+    incomplete = ma.fields.String(
+        metadata={"description": "Why events are missing that the store has; absent if it answered."}
+    )
 
 
 class SentSchema(Schema):
@@ -93,8 +96,7 @@ def list_events(query: Plain) -> Plain | Response:
         return _stream(which, query)
     if "seconds" in query:
         raise invalid("seconds", "is for a stream: send watch=true too")
-    shown, after = services().events.page(which, query["limit"], query.get("cursor"))
-    return {"events": shown, "next": after}
+    return services().events.page(which, query["limit"], query.get("cursor"))
 
 
 def _stream(which: EventFilter, query: Plain) -> Response:

@@ -24,6 +24,8 @@ class _Name(ma.validate.Regexp):
 
 NAME = _Name(PRINTABLE + r"\Z", error="must be 1 to 200 printable characters")
 
+LINE = ma.validate.Regexp(rf"(?:{PRINTABLE})?\Z", error="must be at most 200 printable characters")
+
 SCOPE = ma.validate.Regexp(
     r"[a-z0-9][a-z0-9._-]{0,62}(?:/[a-z0-9][a-z0-9._-]{0,62}){0,2}\Z",
     error="must be the path of a scope: org, org/team or org/team/project",

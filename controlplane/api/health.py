@@ -16,7 +16,7 @@ def healthz() -> dict[str, str]:
 @blueprint.get("/metrics")
 def metrics() -> Response:
     """Prometheus text format (OBS-01)."""
-    parts = services().metrics()  # never in one piece: a large fleet has tens of megabytes
+    length, parts = services().metrics()  # never in one piece: a large fleet has tens of megabytes
     response = Response(parts, content_type="text/plain; version=0.0.4; charset=utf-8")
-    response.content_length = sum(map(len, parts))
+    response.content_length = length
     return response

@@ -2,10 +2,21 @@
 
 import marshmallow as ma
 
-from controlplane.api.base import OPERATE, READ, Blueprint, PageAnswer, PageQuery, Schema, change, items, services, tag
+from controlplane.api.base import (
+    OPERATE,
+    READ,
+    Blueprint,
+    PageAnswer,
+    PageQuery,
+    Schema,
+    change,
+    items,
+    page,
+    services,
+    tagged,
+)
 from controlplane.api.fields import text
 from controlplane.services.fleet import Plain
-from controlplane.services.paging import page_by_name
 
 blueprint = Blueprint("holds", __name__, description="Domains such as racks in which nothing new is placed.")
 
@@ -39,16 +50,14 @@ class HoldRequestSchema(Schema):
 @blueprint.answers(200, HoldsSchema)
 def list_holds(query: Plain) -> Plain:
     """Every hold."""
-    found = {hold["domain"]: hold for hold in services().holds.all()}
-    domains, after = page_by_name(found, query["limit"], query.get("cursor"))
-    return {"holds": [found[domain] for domain in domains], "next": after}
+    return page("holds", {hold["domain"]: hold for hold in services().holds.all()}, query, lambda hold: hold)
 
 
 @blueprint.view("GET", "/holds/<path:domain>", READ, tagged=True)
 @blueprint.answers(200, HoldSchema)
 def read_hold(domain: str) -> Plain:
     """One hold. A domain is LABEL=VALUE, such as llmgw.io/rack=r12, or rack=r12 for short."""
-    return _tagged(services().holds.one(domain))
+    return tagged(services().holds.one(domain))
 
 
 @blueprint.view("PUT", "/holds/<path:domain>", OPERATE, tagged=True)
@@ -57,7 +66,7 @@ def read_hold(domain: str) -> Plain:
 def put_hold(body: Plain, domain: str) -> Plain:
     """Place nothing new in a domain; what runs there goes on."""
     holds = services().holds
-    return _tagged(change("holds.put", lambda asked: holds.put(asked, domain, body["reason"]), holds.one))
+    return tagged(change("holds.put", lambda asked: holds.put(asked, domain, body["reason"]), holds.one))
 
 
 @blueprint.view("DELETE", "/holds/<path:domain>", OPERATE)
@@ -72,8 +81,3 @@ def _gone(domain: str) -> Plain:
     """A hold that was released under the same Idempotency-Key before."""
     label, _, value = domain.partition("=")
     return {"domain": domain, "label": label, "value": value, "reason": "", "actor": "", "at": "", "nodes": []}
-
-
-def _tagged(shown: Plain) -> Plain:
-    tag(shown["version"], live=True)
-    return shown

@@ -9,17 +9,18 @@ from controlplane.api.base import (
     PageAnswer,
     PageQuery,
     Schema,
+    by_age,
     change,
     items,
+    page,
     services,
-    tag,
+    tagged,
 )
-from controlplane.api.fields import PRINTABLE, text
+from controlplane.api.fields import LINE, text
+from controlplane.services.enrolment import KINDS
 from controlplane.services.errors import invalid, not_found
 from controlplane.services.fleet import Plain
-from controlplane.services.identities import KINDS
 from controlplane.services.moments import shown
-from controlplane.services.paging import page_by_name
 from controlplane.store.values import Enrolled, JoinToken
 from llmgw.identity.names import Identity, IdentityError, identity
 
@@ -32,7 +33,6 @@ NAME = ma.validate.Regexp(
     error="must be 1 to 253 letters, digits, dots, dashes or underscores, beginning with a letter or digit",
 )
 KIND = ma.validate.OneOf(KINDS)
-REASON = ma.validate.Regexp(rf"(?:{PRINTABLE})?\Z", error="must be at most 200 printable characters")
 
 
 class IdentitySchema(Schema):
@@ -53,6 +53,14 @@ class IdentitySchema(Schema):
     version = ma.fields.Integer(required=True)
 
 
+class RevokedSchema(IdentitySchema):
+    """One that was just revoked."""
+
+    join_tokens_removed = ma.fields.List(
+        ma.fields.String(), metadata={"description": "Ids of its join tokens that were not used; absent of a replay."}
+    )
+
+
 class IdentitiesSchema(PageAnswer):
     """Identities, by kind and name."""
 
@@ -69,7 +77,7 @@ class IdentitiesQuerySchema(PageQuery):
 class RevokeSchema(Schema):
     """Why certificates are refused from now on."""
 
-    reason = text(required=True, validate=REASON, metadata={"example": "the machine was stolen"})
+    reason = text(required=True, validate=LINE, metadata={"example": "the machine was stolen"})
     unseen = ma.fields.Boolean(
         load_default=False,
         metadata={"description": "Also if it never came here: the authority may have given it a certificate."},
@@ -82,7 +90,7 @@ class JoinTokenSchema(Schema):
     id = ma.fields.String(required=True)
     kind = ma.fields.String(required=True, metadata={"enum": list(KINDS)})
     name = ma.fields.String(required=True)
-    state = ma.fields.String(required=True, metadata={"enum": ["unused", "used", "expired"]})
+    state = ma.fields.String(required=True, metadata={"enum": ["unused", "used", "expired", "void"]})
     created_at = ma.fields.String(required=True)
     created_by = ma.fields.String(required=True)
     expires_at = ma.fields.String(required=True)
@@ -141,11 +149,6 @@ def _shown_token(token: JoinToken) -> Plain:
     }
 
 
-def _tagged(row: Enrolled) -> Plain:
-    tag(row.version, live=True)
-    return _shown(row)
-
-
 def _identity(kind: str, name: str) -> Identity:
     if kind not in KINDS:
         raise not_found("kind of identity", kind, f": there are {' and '.join(KINDS)}")
@@ -166,40 +169,40 @@ def list_identities(query: Plain) -> Plain:
         for row in services().identities.all()
         if (kind is None or row.kind == kind) and (revoked is None or (row.revoked_at is not None) == revoked)
     }
-    names, after = page_by_name(found, query["limit"], query.get("cursor"))
-    return {"identities": (_shown(found[name]) for name in names), "next": after}
+    return page("identities", found, query, _shown)
 
 
 @blueprint.view("GET", "/identities/<kind>/<name>", READ, tagged=True)
 @blueprint.answers(200, IdentitySchema)
 def read_identity(kind: str, name: str) -> Plain:
     """One identity."""
-    return _tagged(services().identities.one(_identity(kind, name)))
+    return tagged(_shown(services().identities.one(_identity(kind, name))))
 
 
 @blueprint.view("POST", "/identities/<kind>/<name>/revoke", ADMIN_ONLY, tagged=True, versioned=True)
 @blueprint.takes(RevokeSchema)
-@blueprint.answers(200, IdentitySchema)
+@blueprint.answers(200, RevokedSchema)
 def revoke_identity(body: Plain, kind: str, name: str) -> Plain:
-    """Refuse every certificate that it has, at once: its sessions end, and it must join anew.
-    It stays in the fleet; what runs on a node goes on serving."""
+    """Refuse every certificate that it has, at once: its sessions end, and it must join anew,
+    with a new token: those that were not used are taken back. It stays in the fleet; what runs
+    on a node goes on serving."""
     identities, who = services().identities, _identity(kind, name)
-    return _tagged(
-        change(
-            "identities.revoke",
-            lambda asked: identities.revoke(asked, who, body["reason"], unseen=body["unseen"]),
-            lambda _: identities.one(who),
-        )
+    row, tokens = change(
+        "identities.revoke",
+        lambda asked: identities.revoke(asked, who, body["reason"], unseen=body["unseen"]),
+        lambda _: (identities.one(who), None),
     )
+    return {**tagged(_shown(row)), "join_tokens_removed": tokens}
 
 
 @blueprint.view("DELETE", "/identities/<kind>/<name>", ADMIN_ONLY)
 @blueprint.answers(204)
 def remove_identity(kind: str, name: str) -> None:
     """Take a node or router out of the fleet for good: its certificates are refused until it
-    joins anew, and what ran on a node is placed elsewhere."""
+    joins anew, with a new token, and what ran on a node is placed elsewhere. 404 if it was
+    removed before."""
     identities, who = services().identities, _identity(kind, name)
-    change("identities.remove", lambda asked: identities.remove(asked, who, ""), lambda _: None)
+    change("identities.remove", lambda asked: identities.remove(asked, who), lambda _: None)
 
 
 @blueprint.view("GET", "/join-tokens", ADMIN_ONLY)
@@ -207,9 +210,7 @@ def remove_identity(kind: str, name: str) -> None:
 @blueprint.answers(200, JoinTokensSchema)
 def list_join_tokens(query: Plain) -> Plain:
     """Join tokens of late, used ones too."""
-    found = {f"{token.created_at:020.6f} {token.id}": token for token in services().joining.tokens()}
-    names, after = page_by_name(sorted(found), query["limit"], query.get("cursor"))
-    return {"join_tokens": (_shown_token(found[name]) for name in names), "next": after}
+    return page("join_tokens", by_age(services().joining.tokens()), query, _shown_token)
 
 
 @blueprint.view("POST", "/join-tokens", ADMIN_ONLY)

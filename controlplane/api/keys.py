@@ -10,16 +10,17 @@ from controlplane.api.base import (
     PageAnswer,
     PageQuery,
     Schema,
+    by_age,
     change,
     items,
+    page,
     principal,
     services,
-    tag,
+    tagged,
 )
 from controlplane.api.fields import NAME, SCOPE, text
 from controlplane.services.fleet import Plain
 from controlplane.services.moments import shown
-from controlplane.services.paging import page_by_name
 from controlplane.store.values import ApiKey
 
 blueprint = Blueprint("keys", __name__, description="API keys. The key itself is shown once and kept nowhere.")
@@ -109,15 +110,14 @@ def list_keys(query: Plain) -> Plain:
     """Keys, revoked ones too; an owner sees those of its scopes."""
     service = services().keys
     scope, state, name = query.get("scope"), query.get("state"), query.get("name", "").casefold()
-    found = {
-        f"{key.created_at:020.6f} {key.id}": key
+    found = by_age(
+        key
         for key in service.seen(principal())
         if (scope is None or key.scope == scope or key.scope.startswith(f"{scope}/"))
         and (state is None or service.state(key) == state)
         and name in key.name.casefold()
-    }
-    names, after = page_by_name(found, query["limit"], query.get("cursor"))
-    return {"keys": (_shown(found[each]) for each in names), "next": after}
+    )
+    return page("keys", found, query, _shown)
 
 
 @blueprint.view("POST", "/keys", OPERATE_SCOPED, tagged=True)
@@ -133,17 +133,14 @@ def create_key(body: Plain) -> Plain:
         ),
         lambda key_id: (service.one(principal(), key_id), None),
     )
-    tag(key.version)
-    return {**_shown(key), "key": secret}
+    return {**tagged(_shown(key)), "key": secret}
 
 
 @blueprint.view("GET", "/keys/<key_id>", READ_SCOPED, tagged=True)
 @blueprint.answers(200, KeySchema)
 def read_key(key_id: str) -> Plain:
     """One key."""
-    key = services().keys.one(principal(), key_id)
-    tag(key.version, live=True)
-    return _shown(key)
+    return tagged(_shown(services().keys.one(principal(), key_id)))
 
 
 @blueprint.view("DELETE", "/keys/<key_id>", OPERATE_SCOPED, tagged=True)
@@ -154,5 +151,4 @@ def revoke_key(key_id: str) -> Plain:
     key = change(
         "keys.revoke", lambda asked: service.revoke(asked, key_id), lambda target: service.one(principal(), target)
     )
-    tag(key.version)
-    return _shown(key)
+    return tagged(_shown(key))

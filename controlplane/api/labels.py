@@ -2,7 +2,7 @@
 
 import marshmallow as ma
 
-from controlplane.api.base import OPERATE, READ, Blueprint, Schema, change, services, tag
+from controlplane.api.base import OPERATE, READ, Blueprint, Schema, change, services, tagged
 from controlplane.services.fleet import Plain
 
 blueprint = Blueprint(
@@ -47,7 +47,7 @@ class LabelsPatchSchema(Schema):
 @blueprint.answers(200, LabelsSchema)
 def read_labels(node_id: str) -> Plain:
     """A node's labels."""
-    return _tagged(services().labels.one(node_id))
+    return tagged(services().labels.one(node_id))
 
 
 @blueprint.view("PUT", "/nodes/<node_id>/labels", OPERATE, tagged=True)
@@ -56,7 +56,7 @@ def read_labels(node_id: str) -> Plain:
 def replace_labels(body: Plain, node_id: str) -> Plain:
     """Make these the labels that people gave the node. The agent's own stay beneath."""
     labels = services().labels
-    return _tagged(change("nodes.labels", lambda asked: labels.replace(asked, node_id, body["labels"]), labels.one))
+    return tagged(change("nodes.labels", lambda asked: labels.replace(asked, node_id, body["labels"]), labels.one))
 
 
 @blueprint.view("PATCH", "/nodes/<node_id>/labels", OPERATE, tagged=True)
@@ -65,9 +65,4 @@ def replace_labels(body: Plain, node_id: str) -> Plain:
 def change_labels(body: Plain, node_id: str) -> Plain:
     """Set some labels; null takes one away."""
     labels = services().labels
-    return _tagged(change("nodes.labels", lambda asked: labels.merge(asked, node_id, body["labels"]), labels.one))
-
-
-def _tagged(shown: Plain) -> Plain:
-    tag(shown["version"], live=True)
-    return shown
+    return tagged(change("nodes.labels", lambda asked: labels.merge(asked, node_id, body["labels"]), labels.one))

@@ -174,19 +174,35 @@ def read_node(node_id: str) -> Plain:
     return services().fleet.node(node_id)
 
 
+class LossSchema(Schema):
+    """Whose loss is accepted."""
+
+    nodes = ma.fields.List(
+        ma.fields.String(validate=ma.validate.Length(1, 253)),
+        validate=ma.validate.Length(1, 10_000),
+        metadata={"description": "Those of them that went silent together; all that did if it is absent."},
+    )
+
+
 class LostSchema(Schema):
-    """Nodes that are declared lost."""
+    """Nodes that are declared lost, and those that went silent with them and are not."""
 
     nodes = ma.fields.List(ma.fields.String(), required=True)
+    silent = ma.fields.List(ma.fields.String(), required=True)
 
 
 @blueprint.view("POST", "/nodes/accept-loss", OPERATE)
-@blueprint.takes(Empty, required=False)
+@blueprint.takes(LossSchema, required=False)
 @blueprint.answers(202, LostSchema)
-def accept_loss(_body: Plain) -> Plain:
-    """Declare lost the nodes that went silent together: what ran there is rebuilt elsewhere."""
+def accept_loss(body: Plain) -> Plain:
+    """Declare lost nodes that went silent together: what ran there is rebuilt elsewhere.
+
+    Name those that are meant: more may have fallen silent since you looked.
+    """
     losses = services().losses
-    return change("nodes.accept_loss", losses.accept, lambda _target: losses.lost())
+    return change(
+        "nodes.accept_loss", lambda asked: losses.accept(asked, body.get("nodes")), lambda _target: losses.lost()
+    )
 
 
 @blueprint.view("POST", "/nodes/<node_id>/cordon", OPERATE)

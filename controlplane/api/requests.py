@@ -18,12 +18,10 @@ from controlplane.api.base import (
 )
 from controlplane.api.usage import CSV, csv_answer, wants_csv
 from controlplane.services.errors import not_found
-from controlplane.services.filling import PATIENCE
 from controlplane.services.fleet import Plain
 from controlplane.services.moments import past, shown
-from controlplane.services.paging import bad_cursor
+from controlplane.services.reading import PATIENCE
 from controlplane.services.scoped import scope_of
-from controlplane.store.errors import BadCursor
 from controlplane.store.values import RequestEntry
 
 blueprint = Blueprint("requests", __name__, description="Finished requests of clients, if the log is on.")
@@ -105,17 +103,14 @@ def list_requests(query: Plain) -> Plain | Response:
     moments: Plain = {name: past(name, query[name], now) for name in ("since", "until") if name in query}
     which: Plain = {name: query[name] for name in ("key", "model", "replica", "failed") if name in query}
     scope = scope_of(principal(), query.get("scope"))
-    try:
-        page = services().usage.requests(
-            query["limit"],
-            query.get("cursor"),
-            scope=scope,
-            **which,
-            **moments,
-            patience=CSV_PATIENCE if wants_csv(query.get("format")) else PATIENCE,
-        )
-    except BadCursor:
-        raise bad_cursor() from None
+    page = services().usage.requests(
+        query["limit"],
+        query.get("cursor"),
+        scope=scope,
+        **which,
+        **moments,
+        patience=CSV_PATIENCE if wants_csv(query.get("format")) else PATIENCE,
+    )
     names = _key_names()
     found = [_plain(entry, names) for entry in page.items]
     if wants_csv(query.get("format")):

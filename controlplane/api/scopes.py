@@ -11,21 +11,19 @@ from controlplane.api.base import (
     Schema,
     change,
     items,
+    page,
     principal,
     services,
     tag,
 )
-from controlplane.api.fields import PRINTABLE, text
+from controlplane.api.fields import LINE, text
 from controlplane.services.fleet import Plain
-from controlplane.services.paging import page_by_name
 from controlplane.services.scopes import shown
 from controlplane.store.values import Scope
 
 blueprint = Blueprint(
     "scopes", __name__, description="To whom models and keys belong: org, org/team, org/team/project."
 )
-
-TITLE = ma.validate.Regexp(rf"(?:{PRINTABLE})?\Z", error="must be at most 200 printable characters")
 
 
 class ScopeSchema(Schema):
@@ -57,7 +55,7 @@ class ScopesQuerySchema(PageQuery):
 class ScopeTitleSchema(Schema):
     """What a scope is called."""
 
-    title = text(required=True, validate=TITLE)
+    title = text(required=True, validate=LINE)
 
 
 class ScopeRequestSchema(Schema):
@@ -68,7 +66,7 @@ class ScopeRequestSchema(Schema):
         validate=ma.validate.Length(1, 200),
         metadata={"description": "org, org/team or org/team/project; the parent must exist.", "example": "acme/ml"},
     )
-    title = text(load_default="", validate=TITLE)
+    title = text(load_default="", validate=LINE)
 
 
 @blueprint.view("GET", "/scopes", READ_SCOPED)
@@ -82,8 +80,7 @@ def list_scopes(query: Plain) -> Plain:
         for scope in services().scopes.all(principal())
         if under is None or scope.path == under or scope.path.startswith(f"{under}/")
     }
-    paths, after = page_by_name(found, query["limit"], query.get("cursor"))
-    return {"scopes": [shown(found[path]) for path in paths], "next": after}
+    return page("scopes", found, query, shown)
 
 
 @blueprint.view("POST", "/scopes", ADMIN_ONLY, tagged=True)

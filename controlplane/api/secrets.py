@@ -2,7 +2,7 @@
 
 import marshmallow as ma
 
-from controlplane.api.base import ADMIN_ONLY, READ, Blueprint, Schema, change, items, services, tag
+from controlplane.api.base import ADMIN_ONLY, READ, Blueprint, Schema, change, items, services, tagged
 from controlplane.services.fleet import Plain
 
 blueprint = Blueprint(
@@ -47,7 +47,7 @@ def list_secrets() -> Plain:
 @blueprint.answers(200, SecretSchema)
 def read_secret(name: str) -> Plain:
     """One secret."""
-    return _tagged(services().secrets.one(name))
+    return tagged(services().secrets.one(name))
 
 
 @blueprint.view("POST", "/secrets/<name>/rotate", ADMIN_ONLY, tagged=True)
@@ -55,9 +55,4 @@ def read_secret(name: str) -> Plain:
 def rotate_secret(name: str) -> Plain:
     """Make a new generation. Engines that run keep their keys until they are restarted; what starts gets a new one."""
     service = services().secrets
-    return _tagged(change("secrets.rotate", lambda asked: service.rotate(asked, name), service.one))
-
-
-def _tagged(shown: Plain) -> Plain:
-    tag(shown["version"], live=True)
-    return shown
+    return tagged(change("secrets.rotate", lambda asked: service.rotate(asked, name), service.one))

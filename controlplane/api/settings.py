@@ -2,7 +2,7 @@
 
 import marshmallow as ma
 
-from controlplane.api.base import OPERATE, READ, Blueprint, Schema, change, items, services, tag
+from controlplane.api.base import OPERATE, READ, Blueprint, Schema, change, items, services, tagged
 from controlplane.services.fleet import Plain
 
 blueprint = Blueprint("settings", __name__, description="Values in force and where they came from.")
@@ -74,7 +74,7 @@ def list_settings() -> Plain:
 @blueprint.answers(200, ClusterSettingSchema)
 def read_setting(name: str) -> Plain:
     """One cluster setting: the file's value, the store's, and which rules."""
-    return _tagged(services().cluster.one(name))
+    return tagged(services().cluster.one(name))
 
 
 @blueprint.view("PUT", "/settings/<name>", OPERATE, tagged=True)
@@ -84,7 +84,7 @@ def set_setting(body: Plain, name: str) -> Plain:
     """Set a cluster setting in the store. It rules, and is in force, at once. An operator
     may set serving.stopped and log.level, an administrator all."""
     cluster = services().cluster
-    return _tagged(change("settings.set", lambda asked: cluster.set(asked, name, body["value"]), cluster.one))
+    return tagged(change("settings.set", lambda asked: cluster.set(asked, name, body["value"]), cluster.one))
 
 
 @blueprint.view("DELETE", "/settings/<name>", OPERATE, tagged=True)
@@ -92,9 +92,4 @@ def set_setting(body: Plain, name: str) -> Plain:
 def unset_setting(name: str) -> Plain:
     """Take the store's value away: the file's value or the default is in force at once."""
     cluster = services().cluster
-    return _tagged(change("settings.unset", lambda asked: cluster.unset(asked, name), cluster.one))
-
-
-def _tagged(shown: Plain) -> Plain:
-    tag(shown["version"], live=True)
-    return shown
+    return tagged(change("settings.unset", lambda asked: cluster.unset(asked, name), cluster.one))

@@ -8,14 +8,15 @@ from controlplane.api.base import (
     PageAnswer,
     PageQuery,
     Schema,
+    by_age,
     change,
     items,
+    page,
     services,
 )
 from controlplane.api.fields import NAME, text
 from controlplane.services.fleet import Plain
 from controlplane.services.moments import shown
-from controlplane.services.paging import page_by_name
 from controlplane.store.values import AdminToken
 
 blueprint = Blueprint("tokens", __name__, description="Tokens of users. The token itself is shown once.")
@@ -89,13 +90,8 @@ def _shown(token: AdminToken) -> Plain:
 def list_tokens(query: Plain) -> Plain:
     """Every token of users, revoked ones too."""
     user = query.get("user")
-    found = {
-        f"{token.created_at:020.6f} {token.id}": token
-        for token in services().people.tokens()
-        if user is None or token.user == user
-    }
-    names, after = page_by_name(sorted(found), query["limit"], query.get("cursor"))
-    return {"tokens": (_shown(found[each]) for each in names), "next": after}
+    found = by_age(token for token in services().people.tokens() if user is None or token.user == user)
+    return page("tokens", found, query, _shown)
 
 
 @blueprint.view("POST", "/tokens", ADMIN_ONLY)

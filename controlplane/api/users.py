@@ -11,15 +11,15 @@ from controlplane.api.base import (
     Schema,
     change,
     items,
+    page,
     principal,
     services,
-    tag,
+    tagged,
 )
 from controlplane.api.fields import SCOPE
 from controlplane.services.auth import LOCAL
 from controlplane.services.fleet import Plain
 from controlplane.services.moments import shown
-from controlplane.services.paging import page_by_name
 from controlplane.store.values import ROLES, Grant, User
 
 blueprint = Blueprint("users", __name__, description="Users of this API, their roles, and who you are.")
@@ -132,8 +132,7 @@ def list_users(query: Plain) -> Plain:
         for user in services().people.users()
         if role is None or any(grant.role == role for grant in user.grants)
     }
-    names, after = page_by_name(users, query["limit"], query.get("cursor"))
-    return {"users": (_shown(users[name]) for name in names), "next": after}
+    return page("users", users, query, _shown)
 
 
 @blueprint.view("POST", "/users", ADMIN_ONLY, tagged=True)
@@ -151,9 +150,7 @@ def create_user(body: Plain) -> Plain:
 @blueprint.answers(200, UserSchema)
 def read_user(name: str) -> Plain:
     """One user."""
-    user = services().people.user(name)
-    tag(user.version, live=True)
-    return _shown(user)
+    return _tagged(services().people.user(name))
 
 
 @blueprint.view("PUT", "/users/<name>", ADMIN_ONLY, tagged=True)
@@ -182,5 +179,4 @@ def delete_user(name: str) -> None:
 
 
 def _tagged(user: User) -> Plain:
-    tag(user.version)
-    return _shown(user)
+    return tagged(_shown(user))

@@ -6,16 +6,28 @@ from pathlib import Path
 from typing import Any
 
 from controlplane.catalog.model import Catalog
-from controlplane.catalog.validate import STORE, parse_catalog, parse_model
+from controlplane.catalog.validate import STORE, parse_catalog, parse_model, written_aliases
 from llmgw.runtime.settings import Fault, SettingsError, read_yaml
 
-__all__ = ["MAX_CATALOG", "STORE", "Files", "load_catalog", "merge", "parse_catalog", "parse_model", "read_files"]
+__all__ = [
+    "MAX_CATALOG",
+    "STORE",
+    "Files",
+    "load_catalog",
+    "merge",
+    "parse_catalog",
+    "parse_model",
+    "read_files",
+    "without_clashes",
+]
 
 MAX_CATALOG = 8 * 1024 * 1024
 """Largest catalog file in bytes."""
 
 MAX_FILES = 1000
 """Most files of a catalog directory."""
+
+NOTHING = "write one with models: {} to serve nothing"
 
 
 @dataclass(frozen=True)
@@ -64,6 +76,29 @@ def merge(
     return replace(catalog, modified=files.modified)
 
 
+def without_clashes(files: Files, stored: Mapping[str, Mapping[str, Any]]) -> tuple[Files, tuple[str, ...]]:
+    """The files without what bears a name of a ``stored`` model, and what that is: such models,
+    weighted aliases, and aliases of models, which stay otherwise."""
+    taken = {alias for definition in stored.values() for _, alias in written_aliases(definition)} | stored.keys()
+    left_out: list[str] = []
+
+    def kept(section: Any) -> Any:
+        if not isinstance(section, dict):
+            return section
+        left_out.extend(name for name in section if name in taken)
+        return {name: without_aliases(name, entry) for name, entry in section.items() if name not in taken}
+
+    def without_aliases(model: str, entry: Any) -> Any:
+        clashing = [alias for _, alias in written_aliases(entry) if alias in taken]
+        if not clashing:
+            return entry
+        left_out.extend(f"{alias} (an alias of {model})" for alias in clashing)
+        return {**entry, "aliases": [alias for alias in entry["aliases"] if alias not in clashing]}
+
+    trees = {origin: {section: kept(value) for section, value in tree.items()} for origin, tree in files.trees.items()}
+    return replace(files, trees=trees), tuple(left_out)
+
+
 def read_files(path: Path) -> Files:
     """The trees of a catalog file, or of the ``*.yaml`` files of a directory. Blocking.
     Never raises for what a file holds: ``merge`` tells all faults together."""
@@ -71,6 +106,9 @@ def read_files(path: Path) -> Files:
         try:
             tree = read_yaml(path, MAX_CATALOG)
         except SettingsError as error:
+            if isinstance(error.__cause__, FileNotFoundError):
+                missing = Fault("", f"is not there: {NOTHING}, or name another with the setting catalog")
+                return Files(str(path), faults=(missing,))
             return Files(str(path), faults=tuple(error.faults))
         name = path.name if path.name != STORE else str(path)
         return Files(str(path), {name: tree}, _modified([path]))
@@ -93,7 +131,7 @@ def read_files(path: Path) -> Files:
         except SettingsError as error:
             faults += [Fault(f"{file.name}: {fault.path}".removesuffix(": "), fault.message) for fault in error.faults]
     if not files and not faults:
-        faults.append(Fault("", "holds no *.yaml file: write one with models: {} to serve nothing"))
+        faults.append(Fault("", f"holds no *.yaml file: {NOTHING}"))
     return Files(str(path), trees, _modified(files), tuple(faults))
 
 

@@ -156,7 +156,7 @@ def _source(origin: str, tree: Mapping[str, Any], prefix: str, reading: _Reading
         else:
             reading.origin[name] = origin
             reading.names.models[name] = place
-        reading.aliases += [(f"{place}.aliases[{index}]", alias, name) for index, alias in _aliases(value)]
+        reading.aliases += [(f"{place}.aliases[{index}]", alias, name) for index, alias in written_aliases(value)]
         model = reading.read_before(name, value, origin) or _model(name, value, place, origin, reading)
         if model is not None and reading.names.models.get(name) == place:
             reading.models[name] = model
@@ -199,8 +199,8 @@ def _twice(name: str, first: str, second: str) -> str:
     return f"is also in {first}: keep one"
 
 
-def _aliases(value: Any) -> list[tuple[int, str]]:
-    """The aliases as written, also of a model that has faults."""
+def written_aliases(value: Any) -> list[tuple[int, str]]:
+    """The aliases of a model as written, also of one that has faults, each with its index."""
     written = value.get("aliases") if isinstance(value, dict) else None
     return [
         (i, alias) for i, alias in enumerate(written if isinstance(written, list) else []) if isinstance(alias, str)

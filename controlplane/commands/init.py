@@ -18,16 +18,16 @@ import click
 
 from controlplane.catalog.load import load_catalog
 from controlplane.commands import firsts
-from controlplane.commands.shared import backend, example, say
+from controlplane.commands.shared import actor, example, opened, say
 from controlplane.commands.site import Answers, Site, write
-from controlplane.commands.vouch import vouch
+from controlplane.commands.vouch import lacking, vouch
 from controlplane.settings import load
-from controlplane.store import move as moving
 from controlplane.store.database import Database
-from controlplane.store.errors import StoreError, StoreUnavailable
+from controlplane.store.errors import StoreError
+from controlplane.store.move import reading
 from controlplane.store.opening import backend_of, url_fault
-from controlplane.store.sqlite import Sqlite
 from llmgw.identity.names import valid_name
+from llmgw.identity.root_folder import RootFolder
 from llmgw.runtime.clock import SystemClock
 from llmgw.runtime.files import private_directory
 from llmgw.runtime.settings import Loaded, parse_address
@@ -117,6 +117,7 @@ def init(context: click.Context, /, unasked: bool, force: bool, **given: Any) ->
     ask = _Asking(context, unasked)
     site = Site(_answers(ask, given))
     user = ask.text("user", given["user"] or who(), "Name of the first administrator", firsts.name_fault)
+    lacking(site)
     site.make_directories()
     _write_files(ask, site, force)
     settings = _check_files(site)
@@ -221,7 +222,7 @@ def _store(ask: _Asking, given: dict[str, Any], directory: Path) -> tuple[str, P
             write(file, f"{password}\n")
         file = file and file.expanduser().absolute()
         try:
-            with moving.reading(backend_of(url, file, directory)):
+            with reading(backend_of(url, file, directory)):
                 return url, file
         except StoreError as error:
             if ask.unasked or ask.given("store"):
@@ -267,23 +268,13 @@ def _check_files(site: Site) -> Loaded:
 def _fill_store(settings: Loaded, user: str, key_name: str) -> str | None:
     """Tables, the first administrator and the first API key. Returns the key, if it was made."""
     private_directory(settings["state_dir"])
-    target = backend(settings)
-    with moving.alone(backend(settings, lock="exclusive")):
-        try:
-            database = Database(target).open()
-        except StoreUnavailable as error:
-            raise StoreError(str(error)) from error
-        try:
-            return _first_things(database, user, key_name, settings)
-        finally:
-            database.close()
-            if isinstance(target, Sqlite):
-                moving.give_to_owner(target.file)
+    with opened(settings) as database:
+        return _first_things(database, user, key_name, settings)
 
 
 def _first_things(database: Database, user: str, key_name: str, settings: Loaded) -> str | None:
     now = SystemClock().now().timestamp()
-    actor = f"init:{getpass.getuser()}" + (f" (sudo by {os.environ['SUDO_USER']})" if "SUDO_USER" in os.environ else "")
+    by = actor("init")
     known = database.transact(firsts.known)
     if known.administrators:
         say(f"there is an administrator already: {', '.join(known.administrators[:3])}")
@@ -292,7 +283,7 @@ def _first_things(database: Database, user: str, key_name: str, settings: Loaded
         token = firsts.new_token()
         write(file, f"{token}\n")
         try:
-            database.transact(lambda tx: firsts.add_administrator(tx, user, token, actor, now))
+            database.transact(lambda tx: firsts.add_administrator(tx, user, token, by, now))
         except BaseException:
             file.unlink()
             raise
@@ -303,7 +294,7 @@ def _first_things(database: Database, user: str, key_name: str, settings: Loaded
         say(f"there are API keys already ({known.keys}): make another with llmgw keys create NAME")
         return None
     key = firsts.new_key()
-    database.transact(lambda tx: firsts.add_key(tx, key_name, key, actor, now))
+    database.transact(lambda tx: firsts.add_key(tx, key_name, key, by, now))
     return key
 
 
@@ -326,8 +317,10 @@ def _what_next(site: Site, settings: Loaded, key: str | None) -> None:
     say(f"  add a machine: {prefix}llmgw ctl nodes add NAME")
     say(f"  point clients at http://{site.answers.listen}/v1, with an API key")
     say("")
-    say(f"Whoever has {site.authority}/root-key.pem can make nodes and routers of this fleet: keep a copy where nobody")
-    say("else can read it. It is needed again for another control plane, or once this one's issuer expires.")
+    key_file = RootFolder(site.authority).key
+    if key_file.exists():
+        say(f"Whoever has {key_file} can make nodes and routers of this fleet: keep a copy where nobody")
+        say("else can read it. It is needed again for another control plane, or once this one's issuer expires.")
     if key is not None:
         say("")
         where = "" if sys.stdout.isatty() else ", on standard output"

@@ -1,17 +1,13 @@
 """``llmgw store remove-model``: the way out when a model of the store keeps the control
 plane from starting, so that nobody can remove it over the API (CAT-06, STO-02)."""
 
-import getpass
 import json
-import os
 
 import click
 import yaml
 
-from controlplane.commands.shared import backend, config, example, facts, output, say
-from controlplane.store import move as moving
-from controlplane.store.database import Database
-from controlplane.store.errors import StoreError, StoreUnavailable
+from controlplane.commands.shared import actor, backend, config, example, facts, opened, output, say
+from controlplane.store.errors import StoreError
 from controlplane.store.port import Transaction
 from controlplane.store.sqlite import Sqlite
 from controlplane.store.values import AuditEntry, StoredModel
@@ -38,17 +34,8 @@ def remove_model(settings: Loaded, name: str, form: str) -> None:
     target = backend(settings)
     if isinstance(target, Sqlite) and not target.file.exists():
         raise StoreError(f"{target.name}: there is no store yet, so there is no model in it")
-    with moving.alone(backend(settings, lock="exclusive")):
-        try:
-            database = Database(target).open()
-        except StoreUnavailable as error:
-            raise StoreError(str(error)) from error
-        try:
-            removed = database.transact(lambda tx: _remove(tx, name))
-        finally:
-            database.close()
-            if isinstance(target, Sqlite):
-                moving.give_to_owner(target.file)
+    with opened(settings) as database:
+        removed = database.transact(lambda tx: _remove(tx, name))
     tree = {"models": {removed.name: json.loads(json.dumps(removed.definition))}}
     if form == "json":
         facts(tree)
@@ -63,12 +50,10 @@ def _remove(tx: Transaction, name: str) -> StoredModel:
     if found is None:
         raise click.ClickException(f"the store has no model {name!r}{did_you_mean(name, stored)}")
     tx.models.remove(name)
-    by = os.environ.get("SUDO_USER")
-    actor = f"store:{getpass.getuser()}" + (f" (sudo by {by})" if by else "")
     tx.audit.add(
         AuditEntry(
             at=SystemClock().now().timestamp(),
-            actor=actor,
+            actor=actor("store"),
             user="",
             token="",
             operation="models.remove",

@@ -4,6 +4,7 @@ Facts go to standard output, everything else to standard error. Exit status: 1 f
 trouble, 2 for wrong usage or settings.
 """
 
+import getpass
 import json
 import os
 import re
@@ -19,10 +20,11 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from rich.table import Table
 
 from controlplane.settings import load
-from controlplane.store.database import Backend
+from controlplane.store.database import Backend, Database
 from controlplane.store.errors import StoreError, StoreUnavailable
-from controlplane.store.move import give_to_owner
+from controlplane.store.move import alone, give_to_owner
 from controlplane.store.opening import backend_of
+from controlplane.store.sqlite import Sqlite
 from llmgw.runtime.settings import Loaded, SettingsError
 
 DEFAULT_CONFIG = Path("/etc/llmgw/controlplane.yaml")
@@ -108,6 +110,30 @@ def backend(settings: Loaded, **more: Any) -> Backend:
     password_file = settings["store.password_file"]
     file = Path(password_file).expanduser() if password_file else None
     return backend_of(settings["store.url"], file, settings["state_dir"], **more)
+
+
+@contextmanager
+def opened(settings: Loaded) -> Iterator[Database]:
+    """The store that the settings name, of this program's schema, while every control plane is
+    kept out. Raises ``StoreError``."""
+    target = backend(settings)
+    with alone(backend(settings, lock="exclusive")):
+        try:
+            database = Database(target).open()
+        except StoreUnavailable as error:
+            raise StoreError(str(error)) from error
+        try:
+            yield database
+        finally:
+            database.close()
+            if isinstance(target, Sqlite):
+                give_to_owner(target.file)
+
+
+def actor(command: str) -> str:
+    """Who uses a command, for the audit: the user that we are, and who became it by sudo."""
+    by = os.environ.get("SUDO_USER")
+    return f"{command}:{getpass.getuser()}" + (f" (sudo by {by})" if by else "")
 
 
 def directory(path: Path) -> None:

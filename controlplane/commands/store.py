@@ -199,7 +199,8 @@ def restore(settings: Loaded, file: Path, replacing: bool, form: str) -> None:
     if kept:
         say(f"What was there is kept in {kept}")
     rows = sum(found.rows for found in manifest.sums().values())
-    click.echo(f"{target.name} holds the backup of {manifest.made_at}: {rows:,} rows, verified.")
+    made = manifest.made_at[:16].replace("T", " ")
+    click.echo(f"{target.name} holds the backup of {made} UTC: {rows:,} rows, verified.")
     say(f"Epochs go on after {epoch}, so that agents obey. Start the control plane: llmgw server")
     _tell_revived(again, bool(kept))
 

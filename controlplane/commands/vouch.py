@@ -4,6 +4,7 @@ import ipaddress
 import socket
 from collections.abc import Collection
 from datetime import UTC, datetime
+from pathlib import Path
 
 from controlplane.commands.shared import say
 from controlplane.commands.site import WILDCARDS, Site
@@ -14,15 +15,21 @@ from llmgw.identity.root_folder import RootFolder
 from llmgw.runtime.settings import Fault, SettingsError
 
 
+def lacking(site: Site) -> dict[Path, Identity]:
+    """Who has no identity yet, by folder. Raises ``SettingsError`` if another authority is needed for them."""
+    missing = {path: who for path, who in site.identities.items() if not Folder(path).exists()}
+    if 0 < len(missing) < len(site.identities) and not RootFolder(site.authority).exists():
+        raise SettingsError(str(site.authority), [Fault("", _elsewhere(site, missing.values()))])
+    return missing
+
+
 def vouch(site: Site) -> None:
     """Make what is missing, keep what is there, and say what is wrong with that. Raises
     ``SettingsError`` or ``OSError``."""
     root = RootFolder(site.authority)
-    missing = {path: who for path, who in site.identities.items() if not Folder(path).exists()}
+    missing = lacking(site)
     try:
         if missing and not root.exists():
-            if len(missing) < len(site.identities):
-                raise IdentityError(_elsewhere(missing.values()))
             root.init(f"llmgw {site.answers.node}")
             say(f"made an authority in {root.path}")
         dns, ips = _names(site)
@@ -39,10 +46,12 @@ def vouch(site: Site) -> None:
         say(f"  {fault}")
 
 
-def _elsewhere(missing: Collection[Identity]) -> str:
+def _elsewhere(site: Site, missing: Collection[Identity]) -> str:
+    there = ", ".join(str(path) for path in site.identities if Folder(path).exists())
     return (
-        f"there is no authority here, and another has made what there is; {' and '.join(map(str, missing))} "
-        "cannot be made without it: bring its folder back, or make them with llmgw ctl cert issue where it is"
+        f"there is no authority here, and another has made {there}; {' and '.join(map(str, missing))} cannot be made "
+        "without it: bring its folder here, make them with llmgw ctl cert issue where it is, or do without llmgw init, "
+        "as docs/howto/certificates.md tells"
     )
 
 

@@ -69,7 +69,7 @@ class Fleet:
     last_pass: float = 0.0
     epoch_wanted: int = 0
     epoch_asked: float = float("-inf")
-    """The highest epoch that a peer has obeyed, and when the store was asked about it."""
+    """The epoch that the store was last asked to go above, and when."""
     recent: deque[Recent] = field(default_factory=lambda: deque(maxlen=RECENT))
     out: list[Effect] = field(default_factory=list)
     dirty: bool = True

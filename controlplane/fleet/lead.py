@@ -11,20 +11,33 @@ The epoch is never raised by what a peer says. A leader that was replaced would 
 its successor's epoch that way and outbid it, so the store is asked first whether we lead.
 """
 
-from controlplane.events import EpochWanted
+from controlplane.events import EpochSeen, EpochWanted
 from controlplane.fleet import dispatch
 from controlplane.fleet.context import Fleet
 from controlplane.planning.plan import Action, Place
+from controlplane.planning.view import Ahead, FleetView
 from controlplane.planning.words import plural
 
+MAX_EPOCH = 2**62
+"""The highest epoch that a peer may claim to have obeyed. Frames, tables and the store's
+column hold up to 2**63 - 1, so that changes of leader never use up what is above."""
+
 MAX_EPOCH_STEP = 1_000_000
-"""How far above ours an epoch may be that a peer claims to have obeyed. One change of
-leader takes one; without a bound one node could push the whole fleet's out of what a
-frame can hold."""
+"""How far the store is asked to raise our epoch at once on a peer's word. A fleet may truly
+be further than that, where an older store was put in place: it takes several steps."""
 
 ASK_AGAIN = 1.0
-"""Seconds after which the store is asked for a higher epoch again. Each answer is a table for
-every router, so that one peer must not have us ask for ever more in a rush."""
+"""Seconds from one question to the store to the next, whatever peers say: each answer is a
+table for every router. At this rate, of a million a second, ``MAX_EPOCH`` is 146,000 years
+away."""
+
+LONGEST_PAUSE = 64.0
+"""Seconds: the most between two questions on one peer's word. The pause doubles each time,
+from ``ASK_AGAIN``: one that lies gets a step a minute, whereas many that tell the truth get
+as many more together."""
+
+FORGET = 300.0
+"""Seconds after which a peer is forgotten that said nothing of a higher epoch any more."""
 
 
 def extended(fleet: Fleet, until: float, now: float) -> None:
@@ -66,33 +79,50 @@ def committed(fleet: Fleet, actions: tuple[Action, ...], now: float) -> None:
             dispatch.dispatch(fleet, action, now)
 
 
-def absurd(fleet: Fleet, epoch: int) -> bool:
+def absurd(epoch: int) -> bool:
     """Whether no fleet gets as far as a peer says."""
-    return epoch > fleet.epoch + MAX_EPOCH_STEP
+    return epoch > MAX_EPOCH
 
 
 def unproven(fleet: Fleet, epoch: int, leader: str, who: str, now: float, *, node: str | None = None) -> bool:
     """Whether a peer has obeyed a leader that came after us, for all we know. The store is
-    asked then, not more often than once in ``ASK_AGAIN`` whatever peers say; until it has
-    answered, such a peer is none of ours."""
+    asked then, for ``MAX_EPOCH_STEP`` more at most and not too often; until ours is above
+    the peer's, such a peer is none of ours."""
     if epoch < fleet.epoch or (epoch == fleet.epoch and leader in ("", fleet.leader)):
         return False
-    if now < fleet.epoch_asked + ASK_AGAIN:
+    known = fleet.view.ahead.get(who)
+    if known is None or _forgotten(known, now):
+        known = fleet.view.ahead[who] = Ahead(epoch, now, ask_at=now, pause=ASK_AGAIN)
+    known.epoch, known.heard = epoch, now
+    if now < max(known.ask_at, fleet.epoch_asked + ASK_AGAIN):
         return True
-    if epoch > fleet.epoch_wanted:
+    wanted = min(epoch, fleet.epoch + MAX_EPOCH_STEP)
+    if wanted > fleet.epoch_wanted:
         words = f"{who} has obeyed epoch {epoch}" + (f" of leader {leader}" if leader else "")
         fleet.note("epoch-unproven", f"{words}, ours is {fleet.epoch}: the store is asked who leads", node=node)
-    fleet.epoch_wanted = max(fleet.epoch_wanted, epoch)
+    known.ask_at, known.pause = now + known.pause, min(2 * known.pause, LONGEST_PAUSE)
+    fleet.epoch_wanted = wanted
     fleet.epoch_asked = now
-    fleet.out.append(EpochWanted(epoch))
+    fleet.out.append(EpochWanted(wanted))
     return True
 
 
-def seen(fleet: Fleet, epoch: int, leader: str, now: float) -> None:
-    """A router has a table that may not be ours (``EpochSeen``). One that claims what no
-    fleet gets to is not believed."""
-    if not absurd(fleet, epoch):
-        unproven(fleet, epoch, leader, "a router", now)
+def seen(fleet: Fleet, event: EpochSeen, now: float) -> None:
+    """A router has a table that may not be ours. One that claims what no fleet gets to is not
+    believed."""
+    if not absurd(event.epoch):
+        unproven(fleet, event.epoch, event.leader, f"router {event.router}", now)
+
+
+def ahead(view: FleetView, epoch: int, now: float) -> dict[str, int]:
+    """The peers that ``epoch``, which is ours, does not count for, and which they have obeyed."""
+    return {
+        who: known.epoch for who, known in view.ahead.items() if known.epoch >= epoch and not _forgotten(known, now)
+    }
+
+
+def _forgotten(known: Ahead, now: float) -> bool:
+    return now >= known.heard + FORGET
 
 
 def granted(fleet: Fleet, epoch: int) -> None:

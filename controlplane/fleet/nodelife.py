@@ -8,7 +8,7 @@ say otherwise. Nodes that were never heard since the start fell silent at the st
 """
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from controlplane.planning.drains import Routers
@@ -76,14 +76,20 @@ class NodeLife:
             self._losses.popleft()
         return max(1, int(SHARE * fleet)) - len(self._losses)
 
-    def accept(self) -> frozenset[str]:
-        """A person says that the nodes of the mass loss are lost: they are, at once, unless
-        they come back before."""
-        accepted = frozenset(self.frozen)
-        self.accepted |= self.frozen
-        self.frozen = {}
-        self.frozen_since = None
-        return accepted
+    def known(self, node_id: str, since: float) -> bool:
+        """Whether a node is one of a mass loss and was not heard of since: it stays in sight
+        as such, whatever a pause of ours makes of its silence."""
+        return since in (self.frozen.get(node_id), self.accepted.get(node_id))
+
+    def accept(self, nodes: Container[str]) -> frozenset[str]:
+        """A person says that these nodes are lost: those of the mass loss are, at once, unless
+        they come back before. It goes on for its others."""
+        accepted = {node_id: since for node_id, since in self.frozen.items() if node_id in nodes}
+        self.accepted |= accepted
+        self.frozen = {node_id: since for node_id, since in self.frozen.items() if node_id not in accepted}
+        if not self.frozen:
+            self.frozen_since = None
+        return frozenset(accepted)
 
     def tick(self, silent: Mapping[str, float], fleet: int, total: int, now: float, *, hold: bool) -> list[str]:
         """Who is declared lost now, the longest silent first. ``fleet`` is how many nodes are

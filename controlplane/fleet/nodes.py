@@ -78,7 +78,7 @@ def tick(fleet: Fleet, now: float) -> None:
             continue  # its session stands; how long that may be silent is the session's business
         since = node.since if node.last_heard is None else node.last_heard
         quiet = now - max(since, life.resumed)
-        if quiet < settings.unreachable_after:
+        if quiet < settings.unreachable_after and not life.known(node.id, since):
             continue
         silent[node.id] = since
         if node.status == "connected":
@@ -130,10 +130,11 @@ def _mass_loss(fleet: Fleet, total: int) -> None:
         )
 
 
-def accept_loss(fleet: Fleet, actor: str) -> None:
-    """A person says that the nodes that went silent together are lost (REC-11)."""
-    accepted = fleet.life.accept()
-    fleet.view.mass_loss = None
+def accept_loss(fleet: Fleet, nodes: Container[str], actor: str) -> None:
+    """A person says that these of the nodes that went silent together are lost (REC-11)."""
+    life = fleet.life
+    accepted = life.accept(nodes)
+    fleet.view.mass_loss = None if life.frozen_since is None else MassLoss(life.frozen_since, frozenset(life.frozen))
     if accepted:
         words = f"{actor} says that {plural(len(accepted), 'node')} are lost: their replicas are rebuilt elsewhere"
         fleet.note("loss-accepted", words, nodes=len(accepted))
@@ -141,7 +142,7 @@ def accept_loss(fleet: Fleet, actor: str) -> None:
 
 
 def _declare(fleet: Fleet, lost: Mapping[str, float], now: float) -> None:
-    """These nodes, each silent for so long, are lost. Costs one look at every replica."""
+    """These nodes, each silent for so long, are lost."""
     view = fleet.view
     on = _replicas_on(view, lost)
     spared = witnessed(fleet.routers, {replica.id for found in on.values() for replica in found}, now)
@@ -190,7 +191,8 @@ def _vouched(fleet: Fleet, now: float) -> None:
         fleet.spared.discard(replica_id)
         if replica is not None:
             replica.spared = False
-            replica.reason = "every shard is ready"
+            if replica.state == "ready":
+                replica.reason = "every shard is ready"
             if lost:
                 words = f"node {min(lost)} is lost, and no router had an answer for {seconds(WITNESS)}"
                 _give_up(fleet, replica, lost, words, now)

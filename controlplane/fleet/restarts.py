@@ -1,6 +1,6 @@
 """Restarts that people asked for: who waits, who is being replaced, who is given up (REC-30).
 
-The plan takes the steps (``planning.restart``); here what events mean for a restart is
+The plan takes the steps (``planning.step``); here what events mean for a restart is
 kept true between two passes. A restart is people's intent of the moment: a control plane
 that starts anew knows none, and finds at most one replica too many, which it drains.
 """

@@ -44,7 +44,7 @@ def opened(fleet: Fleet, event: SessionOpened, now: float) -> None:
         message = f"the credential is node {event.node_id}'s but hello says {hello.node_id}: check node_id"
         fleet.close(event.session, "unauthorised", message)
         return
-    if lead.absurd(fleet, hello.highest_epoch):
+    if lead.absurd(hello.highest_epoch):
         message = (
             f"the node says it obeyed epoch {hello.highest_epoch}, this control plane is at {fleet.epoch}, and no "
             "fleet gets that far: stop the agent, remove agent.json from its state_dir and start it again"
@@ -55,7 +55,8 @@ def opened(fleet: Fleet, event: SessionOpened, now: float) -> None:
     if lead.unproven(fleet, hello.highest_epoch, hello.leader, f"node {node.id}", now, node=node.id):
         message = (
             f"the node has obeyed epoch {hello.highest_epoch}, and this control plane is at {fleet.epoch}: it asks "
-            "the store whether it leads; if another one does, the agent finds it at its other addresses"
+            f"the store whether it leads, and then for up to {lead.MAX_EPOCH_STEP} more at a time; if another one "
+            "leads, the agent finds it at its other addresses"
         )
         fleet.close(event.session, "epoch_unproven", message, PROVING)
         return
@@ -66,6 +67,7 @@ def opened(fleet: Fleet, event: SessionOpened, now: float) -> None:
     node.session = event.session
     node.registered = False
     node.agent_version = hello.version
+    node.elsewhere = event.elsewhere
     node.capabilities = frozenset(hello.capabilities)
     node.last_heard = now
     fleet.touch()

@@ -18,12 +18,12 @@ LOOK = 5.0
 
 def tick(fleet: Fleet, now: float) -> None:
     """Take in what routers say of endpoints that we do not know. Nothing is unknown once
-    every node that is not lost has registered with this leader: what such a node runs is known
-    also while it is away, and no router is believed to know of more."""
+    every node has registered with this leader: what such a node runs is known also while it is
+    away, and no router is believed to know of more."""
     view = fleet.view
     if view.settling.active or not _out_of_sight(view):
         found: dict[str, int] = {}
-    elif now < fleet.unheard_looked + LOOK and view.vouched:
+    elif now < fleet.unheard_looked + LOOK:
         return
     else:
         fleet.unheard_looked = now
@@ -41,7 +41,7 @@ def tick(fleet: Fleet, now: float) -> None:
 
 
 def _out_of_sight(view: FleetView) -> bool:
-    return any(node.inventory is None and node.status != "lost" for node in view.nodes.values())
+    return any(node.inventory is None for node in view.nodes.values())
 
 
 def _vouched(fleet: Fleet, now: float) -> dict[str, int]:

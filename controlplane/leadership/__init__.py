@@ -1,1 +1,1 @@
-"""Who leads: with one control plane, whoever holds the database (HA-01)."""
+"""Who leads: one control plane alone by the lock on its database, several by a lease in it (HA-01)."""

@@ -24,8 +24,13 @@ was answered is another's as far as we can tell, unless it is as new as the clai
 answer we miss: then we renew it. And a store that has gone back in time (an older copy was
 put in its place) may hide a holder that is still at work: even a free row is left alone
 there for the length of a claim, and a holder that was in doubt begins anew.
+
+A holder that alone cannot reach the store would not hear that another leads. So whoever took
+the row from it says so (``superseded``), and one in doubt believes that: to let go is safe
+whoever says it. One beyond doubt does not: no other can have the lease before it is in doubt.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -40,6 +45,9 @@ MARGIN = 5.0
 
 LOOK = 1.0
 """Seconds between two looks of a candidate, and between two tries after a failure."""
+
+LATE = 3.0
+"""Seconds that a renewal may take to be seen, beside those between two, before it is overdue."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,40 +142,54 @@ class Lost:
 Effect = Look | Claim | Won | Extended | Lost
 
 
-class Lease:
-    """One candidate's part. ``owner`` must be drawn at random for each. At most one
-    question to the store is open at a time: the driver answers each ``Look`` and ``Claim``
-    with one event. ``row`` is what the store said last.
+class Candidate(ABC):
+    """One process's part in who leads, for one candidacy: ``owner`` must be drawn at random for
+    each. At most one question to the store is open at a time: the driver answers each ``Look``
+    and ``Claim`` with one event.
 
-    After ``Lost`` the machine is a candidate again.
+    ``row`` is what the store said last, ``failing`` why it said nothing, if it did not. While it
+    leads it does so with ``epoch``, beyond doubt until ``until``; ``replaced`` is whom it took
+    the lease from, if that one did not release it. ``unrenewed_since`` is since when another's
+    row was seen as it is (monotonic), ``None`` if that cannot be told; it should change every
+    ``renew`` seconds. ``wake`` is due at ``next_wake``; ``None``: not before an answer.
     """
 
-    def __init__(
-        self, owner: str, now: float, *, ttl: float = TTL, renew: float = RENEW, margin: float = MARGIN
-    ) -> None:
-        if not 0 < renew < ttl - margin:
-            raise ValueError("a lease must be renewed before its margin")
+    ttl = 0.0
+    """Seconds that a claim lasts; 0 without a standby."""
+
+    def __init__(self, owner: str, now: float, *, until: float, renew: float) -> None:
         self.owner = owner
-        self.ttl = ttl
-        self._renew = renew
-        self._margin = margin
         self.row: Row | None = None
+        self.replaced: Holder | None = None
         self.leading = False
         self.epoch = 0
-        self.until = now
+        self.until = until
         self.failing = ""
         self.next_wake: float | None = now
-        self._since: float | None = None
+        self.renew = renew
+        self.unrenewed_since: float | None = None
         self._wanted = 0
         self._asking = False
         self._claim: Claim | None = None
-        self._missing: int | None = None  # the count that a claim without an answer made, if it was carried out
-        self._newest: Row | None = None
-        self._free_at = now  # from when a row that is nobody's may be taken at once
 
     def sure(self, now: float) -> bool:
         """Whether we lead beyond doubt: everything may be done."""
         return self.leading and now < self.until
+
+    @property
+    def takes_at(self) -> float | None:
+        """When we ask for the row at the earliest if nobody renews it (monotonic); ``None`` if
+        that cannot be told, or if we lead."""
+        return None
+
+    def overdue(self, now: float) -> bool:
+        """Whether another has the row and did not renew it when it should have."""
+        return self.unrenewed_since is not None and now - self.unrenewed_since > self.renew + LATE
+
+    @property
+    def may_hold(self) -> bool:
+        """Whether the row may bear our id: we lead, or a claim got no answer yet."""
+        return self.leading or self._claim is not None
 
     def want_epoch(self, above: int, now: float) -> None:
         """Raise our epoch above ``above`` with the next renewal, which is due now."""
@@ -176,15 +198,19 @@ class Lease:
             if not self._asking:
                 self.next_wake = now
 
+    def superseded(self, epoch: int, name: str, now: float) -> list[Effect]:
+        """The control plane of that name says that it took the lease, with this epoch. Believed
+        in doubt alone; an earlier leader, such as one that woke up, is none of ours to follow."""
+        if not self.leading or self.sure(now) or epoch <= self.epoch:
+            return []
+        self._claim = None  # what becomes of it is no more than what a look would find
+        return self._lose(f"{name or 'another'} says that it took the lease, with epoch {epoch}", now)
+
     def wake(self, now: float) -> list[Effect]:
         """Ask what is due."""
         if self._asking or self.next_wake is None or now < self.next_wake:
             return []
-        if self.leading:
-            return self._ask(self._renewal())
-        self._asking = True
-        self.next_wake = None
-        return [Look()]
+        return self._ask(self._question())
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         """Take in what the store said, or that it did not."""
@@ -192,17 +218,100 @@ class Lease:
         claim, self._claim = self._claim, None
         if isinstance(event, Unanswered):
             self.failing = event.why
-            self._since = None
             self.next_wake = now + LOOK
-            if claim is not None and not self.leading and self._missing is None:
-                self._missing = claim.renewals + 1
+            self._unanswered(claim)
             return []
         self.failing = ""
+        return self._answered(claim, event, now)
+
+    @abstractmethod
+    def _question(self) -> Look | Claim:
+        """What is to be asked when nothing else is under way."""
+
+    @abstractmethod
+    def _answered(self, claim: Claim | None, event: Answered, now: float) -> list[Effect]:
+        """Take in an answer, to ``claim`` or to a look."""
+
+    @abstractmethod
+    def _unanswered(self, claim: Claim | None) -> None:
+        """There was no answer."""
+
+    def _ask(self, question: Look | Claim) -> list[Effect]:
+        self._asking = True
+        self._claim = question if isinstance(question, Claim) else None
+        self.next_wake = None
+        return [question]
+
+    def _lose(self, why: str, now: float) -> list[Effect]:
+        self.leading = False
+        if not self._asking:
+            self.next_wake = now + LOOK
+        return [Lost(why)]
+
+    def _notice_renewal(self, before: Row | None, row: Row, now: float) -> float:
+        """Since when another's row is as it is."""
+        same = before is not None and _mark(before) == _mark(row)
+        if self.unrenewed_since is None or not same:
+            self.unrenewed_since = now
+        return self.unrenewed_since
+
+    def _ours(self, row: Row, since: float) -> list[Effect]:
+        """A claim of ours was answered with our row, which is renewed some time after ``since``."""
+        self.epoch = row.epoch
+        if row.epoch >= self._wanted:
+            self._wanted = 0
+        self.next_wake = since if self._wanted else since + self.renew
+        if self.leading:
+            return [Extended(self.epoch, self.until)]
+        self.leading = True
+        return [Won(self.epoch, self.until)]
+
+
+class Lease(Candidate):
+    """One of several. After ``Lost`` the machine is a candidate again."""
+
+    def __init__(
+        self, owner: str, now: float, *, ttl: float = TTL, renew: float = RENEW, margin: float = MARGIN
+    ) -> None:
+        if not 0 < renew < ttl - margin:
+            raise ValueError("a lease must be renewed before its margin")
+        super().__init__(owner, now, until=now, renew=renew)
+        self.ttl = ttl
+        self._margin = margin
+        self._missing: int | None = None  # the count that a claim without an answer made, if it was carried out
+        self._newest: Row | None = None
+        self._free_at = now  # from when a row that is nobody's may be taken at once
+
+    @property
+    def takes_at(self) -> float | None:
+        """See ``Candidate``."""
+        if self.leading or self.failing or self.row is None:
+            return None
+        if not self.row.owner:
+            return self._free_at
+        return None if self.unrenewed_since is None else self.unrenewed_since + max(self.ttl, self.row.ttl)
+
+    @property
+    def may_hold(self) -> bool:
+        """See ``Candidate``."""
+        return super().may_hold or self._missing is not None
+
+    def _question(self) -> Look | Claim:
+        return self._renewal() if self.leading else Look()
+
+    def _unanswered(self, claim: Claim | None) -> None:
+        self.unrenewed_since = None
+        if claim is not None and not self.leading and self._missing is None:
+            self._missing = claim.renewals + 1
+
+    def _answered(self, claim: Claim | None, event: Answered, now: float) -> list[Effect]:
         before, self.row = self.row, event.row
         self._notice_older(event.row, now)
         if claim is not None and event.row is not None and event.row.owner == self.owner:
             if event.row.renewals > claim.renewals:
-                return self._ours(event.row, event.asked, now)
+                self.until = event.asked + self.ttl - self._margin
+                self.unrenewed_since = self._missing = None
+                return self._ours(event.row, event.asked)
             if self.leading and now < self.until:
                 return self._ask(self._renewal())  # the store went back in time; nobody had it since
             if self.leading:
@@ -212,63 +321,39 @@ class Lease:
             return self._lose(f"the lease is {other}'s", now)
         return self._candidate(before, event.row, now)
 
-    def _ours(self, row: Row, asked: float, now: float) -> list[Effect]:
-        self.until = asked + self.ttl - self._margin
-        self.epoch = row.epoch
-        if row.epoch >= self._wanted:
-            self._wanted = 0
-        self.next_wake = now if self._wanted else asked + self._renew
-        if self.leading:
-            return [Extended(self.epoch, self.until)]
-        self.leading = True
-        self._since = self._missing = None
-        return [Won(self.epoch, self.until)]
-
     def _renewal(self) -> Claim:
         """Of a row that is no older than what we know: in an older copy we may be the owner of
         what another took since."""
         known = -1 if self.row is None else self.row.renewals
         return Claim(self.owner, known, max(self.epoch, self._wanted))
 
-    def _lose(self, why: str, now: float) -> list[Effect]:
-        self.leading = False
-        self._since = None
-        self.next_wake = now + LOOK
-        return [Lost(why)]
-
     def _notice_older(self, row: Row | None, now: float) -> None:
         newest, self._newest = self._newest, row
         if newest is not None and (row is None or row.renewals < newest.renewals or row.epoch < newest.epoch):
-            self._since = self._missing = None
+            self.unrenewed_since = self._missing = None
             self._free_at = now + max(self.ttl, newest.ttl)
 
     def _candidate(self, before: Row | None, row: Row | None, now: float) -> list[Effect]:
         if row is None or not row.owner:
-            self._since = None
+            self.unrenewed_since = None
             if now >= self._free_at:
                 return self._take(row)
             self.next_wake = min(now + LOOK, self._free_at)
             return []
         if row.owner == self.owner and self._missing is not None and row.renewals >= self._missing:
             return self._take(row)  # our claim was carried out, and nobody has taken it from us
-        same = before is not None and _mark(before) == _mark(row)
-        if self._since is None or not same:
-            self._since = now
+        since = self._notice_renewal(before, row, now)
         wait = max(self.ttl, row.ttl)
-        if now - self._since >= wait:
+        if now - since >= wait:
             return self._take(row)
-        self.next_wake = min(now + LOOK, self._since + wait)
+        self.next_wake = min(now + LOOK, since + wait)
         return []
 
     def _take(self, row: Row | None) -> list[Effect]:
-        self._since = None
+        self.unrenewed_since = None
+        if row is None or row.owner != self.owner:
+            self.replaced = row.holder if row is not None and row.owner else None
         return self._ask(taking(row))
-
-    def _ask(self, claim: Claim) -> list[Effect]:
-        self._asking = True
-        self._claim = claim
-        self.next_wake = None
-        return [claim]
 
 
 def taking(row: Row | None) -> Claim:

@@ -11,6 +11,7 @@ import os
 from pathlib import Path
 
 from controlplane.store.errors import StoreError
+from llmgw.runtime.faults import Fault, SettingsError
 from llmgw.runtime.files import note_holder
 
 
@@ -20,6 +21,8 @@ class _Lock:
     def __init__(self, file: Path, what: str, remedy: str, *, shared: bool = False) -> None:
         try:
             self._descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except FileNotFoundError as error:
+            raise StoreError(f"{file.parent}: does not exist: make this folder first, or name another") from error
         except OSError as error:
             raise StoreError(f"{file}: cannot be opened: {error.strerror}") from error
         try:
@@ -38,23 +41,25 @@ class _Lock:
 
 
 class DatabaseLock(_Lock):
-    """The lock on ``database``. Raises ``StoreError`` while another process holds it in a way
-    that excludes ours."""
+    """The lock on ``database``, which the setting ``named_by`` names. Raises ``StoreError`` while
+    another process holds it in a way that excludes ours."""
 
-    def __init__(self, database: Path, *, shared: bool = False) -> None:
+    def __init__(self, database: Path, *, shared: bool = False, named_by: str = "store.url") -> None:
         super().__init__(
             database.with_name(f"{database.name}.lock"),
             str(database),
-            "stop that one, give this one a state_dir of its own, or let both agree who leads (ha.enabled)",
+            f"stop that one, give this one a {named_by} of its own, or let both agree who leads (ha.enabled)",
             shared=shared,
         )
 
 
 class StateLock(_Lock):
     """The lock on a state directory, whose journal and spool have one writer. Raises
-    ``StoreError`` while another process holds it."""
+    ``SettingsError`` while another process holds it."""
 
     def __init__(self, state_dir: Path) -> None:
-        super().__init__(
-            state_dir / "controlplane.lock", str(state_dir), "stop that one, or give this one a state_dir of its own"
-        )
+        remedy = "stop that one, or give this one a state_dir of its own"
+        try:
+            super().__init__(state_dir / "controlplane.lock", str(state_dir), remedy)
+        except StoreError as error:
+            raise SettingsError("llmgw server", [Fault("state_dir", str(error))]) from error

@@ -15,8 +15,9 @@ from controlplane.events import FrameReceived, SessionClosed, SessionOpened
 from controlplane.identities import Credentials
 from controlplane.inbox import Inbox
 from controlplane.listeners import registration, upgrade
-from controlplane.listeners.connection import Connection
+from controlplane.listeners.connection import Connection, elsewhere
 from controlplane.listeners.door import Arrived, Door
+from controlplane.listeners.refusals import Refusals
 from controlplane.listeners.turns import Turns
 from controlplane.services.identities import Identities, NotAdmitted
 from llmgw.identity.names import Identity, IdentityError
@@ -50,8 +51,7 @@ class AgentListener:
     """Accepts agents on an address or a listening socket, and keeps their connections by session.
 
     ``silence`` and ``hello`` are seconds, ``max_pending`` bounds connections that have not
-    said hello. ``refused`` counts connections turned away and ``bad_frames`` sessions
-    ended by a frame.
+    said hello.
     """
 
     def __init__(
@@ -79,10 +79,7 @@ class AgentListener:
         self._door = Door(
             address, credentials.mutual, self._take, clock, silence=silence, hello=hello, max_pending=max_pending
         )
-        self.refusals: dict[str, tuple[float, str]] = {}
-        """Of enrolled nodes without a session: when (monotonic seconds) a connection in
-        their name was last refused, and why."""
-        self.bad_frames = 0
+        self._ended = Refusals(log, clock)
         self.unknown_messages = 0
 
     def start(self) -> "AgentListener":
@@ -111,6 +108,11 @@ class AgentListener:
     def refused(self) -> int:
         """Connections turned away."""
         return self._door.refusals.count
+
+    @property
+    def bad_frames(self) -> int:
+        """Sessions ended by a frame."""
+        return self._ended.count
 
     def send(self, session: str, message: Down) -> None:
         """Queue a frame. A session that is gone takes nothing."""
@@ -163,15 +165,12 @@ class AgentListener:
         if opened is None:
             return None
         self._admit(arrived, node)  # it may have been revoked since
-        self.refusals.pop(node, None)
         return lambda: self._live(*opened)
 
     def _admit(self, arrived: Arrived, node: str) -> None:
         try:
             self._identities.admit(arrived.presented, "node", node)
         except NotAdmitted as error:
-            if self._identities.is_enrolled("node", node):
-                self.refusals[node] = (self._clock.monotonic(), str(error))
             raise upgrade.forbidden(error.code, str(error)) from error
 
     def _read_hello(self, arrived: Arrived) -> tuple[Connection, Decoder[Up], Hello, list[Up | Unknown]] | None:
@@ -208,8 +207,7 @@ class AgentListener:
         return connection, decoder, hello, rest
 
     def _refuse(self, connection: Connection, code: str, message: str) -> None:
-        self.bad_frames += 1
-        log.warning("session refused", node=connection.node_id, peer=connection.peer, code=code, why=message)
+        self._tell("session refused", connection, code, message)
         connection.start()
         connection.close(message, Refuse(code=code, message=message))
         connection.drain()
@@ -223,11 +221,11 @@ class AgentListener:
         log.info("session opened", node=connection.node_id, peer=connection.peer, version=hello.version)
         try:
             connection.authorities = hello.authorities
-            self._inbox.put(SessionOpened(session, connection.node_id, hello))
+            came_from = elsewhere(connection.peer, connection.sock)
+            self._inbox.put(SessionOpened(session, connection.node_id, hello, came_from))
             self._deliver(connection, messages)
             self._read_frames(connection, decoder)
         except FrameError as error:
-            self.bad_frames += 1
             self._end(connection, error.code, str(error))
         except OSError as error:
             if connection.closing:
@@ -273,9 +271,13 @@ class AgentListener:
 
     def _end(self, connection: Connection, code: str, message: str) -> None:
         if not connection.closing:
-            log.warning("session ended", node=connection.node_id, peer=connection.peer, code=code, why=message)
+            self._tell("session ended", connection, code, message)
             connection.close(message, Refuse(code=code, message=message))
         connection.drain()
+
+    def _tell(self, message: str, connection: Connection, code: str, why: str) -> None:
+        whose = str(connection.presented.identity)
+        self._ended.tell(message, peer=connection.peer, certificate=whose, code=code, why=why)
 
     def _sweep(self) -> None:
         """End the sessions that were silent for too long."""
@@ -314,9 +316,9 @@ class AgentListener:
             identity = connection.presented.identity
             after = self._identities.revoked_until(identity)  # our clock may have been set back since
             chain = self._credentials.sign(identity, request.encode(), after)
-            self._identities.admit(connection.presented, "node", connection.node_id)  # signing takes its time
-            connection.presented = presented_in(chain)
-            self._identities.renewed(connection.presented)
+            made = presented_in(chain)
+            self._identities.record(connection.presented, made)
+            connection.presented = made
         except (NotAdmitted, IdentityError) as error:
             log.warning("a certificate was not renewed", node=connection.node_id, peer=connection.peer, why=error)
             connection.send(Credential(fault=str(error)))

@@ -14,6 +14,7 @@ from gevent.ssl import SSLSocket
 from controlplane.listeners.turns import Turns
 from llmgw.identity.names import Presented
 from llmgw.runtime.logs import Logger
+from llmgw.runtime.settings import Address
 from llmgw.wire.frames import MAX_FRAME, FrameError, encode
 from llmgw.wire.messages import Down
 
@@ -205,5 +206,12 @@ def farewell(sock: socket.socket) -> None:
 
 
 def peer_name(address: Any) -> str:
-    """``host:port`` of what ``accept`` returned."""
-    return f"{address[0]}:{address[1]}" if isinstance(address, tuple) else str(address)
+    """``host:port`` of what ``accept`` returned, an IPv6 host in brackets."""
+    return str(Address(*address[:2])) if isinstance(address, tuple) else str(address)
+
+
+def elsewhere(peer: str, sock: Any) -> str:
+    """The host of ``peer_name`` if it is another than the one the connection came in at, and
+    so most likely another machine; empty if not."""
+    host = peer.rpartition(":")[0].strip("[]")
+    return "" if host == sock.getsockname()[0] or Address(host, 0).loopback else host

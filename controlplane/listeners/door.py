@@ -19,10 +19,11 @@ from gevent.server import StreamServer
 
 from controlplane.listeners import upgrade
 from controlplane.listeners.connection import farewell, peer_name
-from controlplane.listeners.handshake import Handshakes, NotTls, tell_plain
+from controlplane.listeners.files import Accepting
+from controlplane.listeners.handshake import PLAIN, Handshakes, NotTls
 from controlplane.listeners.refusals import Refusals
 from controlplane.listeners.sockets import BACKLOG, at
-from llmgw.identity.names import IdentityError, Presented
+from llmgw.identity.names import Identity, IdentityError, Presented
 from llmgw.identity.tls import ServerTls, explain
 from llmgw.identity.tls import peer as peer_of
 from llmgw.runtime.clock import Clock
@@ -36,6 +37,11 @@ log = Logger("llmgw.agents")
 
 MAX_EACH = 8
 """Connections of one identity that may be pending at once."""
+
+_NO_ROUTERS = (
+    "this is agents.listen, which is for agents: routers go to routers.listen (port 7002 unless set otherwise); "
+    "correct control_planes in the router's settings"
+)
 
 
 class Late(Exception):
@@ -58,6 +64,10 @@ class Arrived:
         """Grant the request. Raises ``OSError``."""
         self.sock.sendall(upgrade.ACCEPTED)
         self.accepted = True
+
+
+class _Server(Accepting, StreamServer):  # type: ignore[misc]
+    """Whose sockets the ``Door`` takes."""
 
 
 Take = Callable[[Arrived], Callable[[], None] | None]
@@ -89,13 +99,11 @@ class Door:
         self._hello = hello
         self._max_pending = max_pending
         self._handshakes = Handshakes(tls, hello)
-        self._server = StreamServer(
-            at(address), self._accepted, backlog=BACKLOG if isinstance(address, Address) else None
-        )
+        self._server = _Server(at(address), self._accepted, backlog=BACKLOG if isinstance(address, Address) else None)
         self.stopping = False
         self.pending = 0
         self._each: Counter[str] = Counter()
-        self.refusals = Refusals(log, clock)
+        self.refusals = self._server.refusals = Refusals(log, clock)
 
     def start(self) -> "Door":
         """Begin to listen. Raises ``OSError`` if the address cannot be had."""
@@ -145,7 +153,8 @@ class Door:
         except OSError as error:
             self.refusals.tell("a TLS handshake failed", peer=peer, why=explain(error))
             if isinstance(error, NotTls) and error.http:
-                tell_plain(sock)
+                sock.settimeout(2)
+                sock.sendall(_answer(upgrade.bad(PLAIN)))
                 farewell(sock)
             return None
 
@@ -162,7 +171,7 @@ class Door:
                 presented = _presented(sock)
                 node = str(presented.identity)
                 with self._one_of_few(node):
-                    request, rest = self._read_request(sock)
+                    request, rest = self._read_request(sock, presented.identity)
                     arrived = Arrived(sock, peer, presented, request, rest)
                     after = self._take(arrived)
         except upgrade.UpgradeError as error:
@@ -190,7 +199,17 @@ class Door:
             if not self._each[identity]:
                 del self._each[identity]
 
-    def _read_request(self, sock: Any) -> tuple[upgrade.UpgradeRequest, bytes]:
+    def _read_request(self, sock: Any, identity: Identity) -> tuple[upgrade.UpgradeRequest, bytes]:
+        try:
+            return self._request(sock)
+        except upgrade.UpgradeError as error:
+            if identity.kind != "router":
+                raise
+            # A router's own request: an agent that shows a router's certificate asks as agents do.
+            words = f"the certificate is that of {identity}, and {_NO_ROUTERS}"
+            raise upgrade.forbidden("unauthorised", words) from error
+
+    def _request(self, sock: Any) -> tuple[upgrade.UpgradeRequest, bytes]:
         data = b""
         while upgrade.END not in data:
             more = sock.recv(upgrade.MAX_HEAD)
@@ -209,17 +228,21 @@ class Door:
             sock.sendall(encode(Refuse(code=error.code, message=str(error))))
             farewell(sock)
             return
-        body = json.dumps({"code": error.code, "message": str(error)}).encode()
-        head = [
-            f"HTTP/1.1 {error.status}",
-            "Content-Type: application/json",
-            f"Content-Length: {len(body)}",
-            "Connection: close",
-            *error.headers,
-        ]
         sock.settimeout(2)
-        sock.sendall("\r\n".join(head).encode() + b"\r\n\r\n" + body)
+        sock.sendall(_answer(error))
         farewell(sock)
+
+
+def _answer(error: upgrade.UpgradeError) -> bytes:
+    body = json.dumps({"code": error.code, "message": str(error)}).encode()
+    head = [
+        f"HTTP/1.1 {error.status}",
+        "Content-Type: application/json",
+        f"Content-Length: {len(body)}",
+        "Connection: close",
+        *error.headers,
+    ]
+    return "\r\n".join(head).encode() + b"\r\n\r\n" + body
 
 
 def _presented(sock: Any) -> Presented:

@@ -21,6 +21,7 @@ from gevent.socket import wait_read, wait_write
 from gevent.ssl import SSLSocket
 
 from controlplane.listeners.connection import farewell
+from controlplane.listeners.files import within
 
 LIMIT = 10.0
 """Seconds that a peer may keep us waiting in its handshake, all in all."""
@@ -40,11 +41,8 @@ HELLO = 0x16
 
 _METHODS = (b"GET ", b"POST", b"HEAD", b"PUT ", b"PRI ", b"OPTI", b"CONN", b"DELE", b"PATC")
 
-PLAIN = (
-    b"HTTP/1.1 400 Bad Request\r\nContent-Type: application/json\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%s"
-)
-
-_WORDS = b'{"code":"bad_request","message":"this port speaks TLS: connect with https or an agent or router of llmgw"}'
+PLAIN = "this port speaks TLS: connect with https or an agent or router of llmgw"
+"""What a peer is told that speaks HTTP in the clear."""
 
 
 class Tls(Protocol):
@@ -76,13 +74,13 @@ class NotTls(OSError):
 
 class Handshakes:
     """Wraps accepted sockets, each in a greenlet of its own. ``limit`` is seconds, and
-    ``most`` bounds the peers that are waited for. ``running`` counts handshakes that have
+    ``most`` bounds the peers that are waited for, if so many files may be open. ``running`` counts handshakes that have
     begun and are not over."""
 
     def __init__(self, tls: Tls, limit: float = LIMIT, most: int = MAX_WAITING) -> None:
         self._tls = tls
         self._limit = limit
-        self._most = most
+        self._most = within(most)
         self._silent: dict[int, Any] = {}
         self._begun: dict[int, Any] = {}
         self._turn = _Turn()
@@ -215,9 +213,3 @@ def _left(sock: Any) -> bool:
     """Whether the peer has closed its end."""
     state: int = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]
     return state != ESTABLISHED
-
-
-def tell_plain(sock: Any) -> None:
-    """Answer a peer that speaks HTTP in the clear, in its own words."""
-    sock.settimeout(2.0)
-    sock.sendall(PLAIN % (len(_WORDS), _WORDS))

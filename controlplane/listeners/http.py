@@ -17,7 +17,8 @@ from gevent.pool import Pool
 from gevent.pywsgi import WSGIHandler, WSGIServer
 
 from controlplane.listeners.connection import LINGER, farewell, peer_name
-from controlplane.listeners.handshake import MAX_WAITING, Handshakes, NotTls, tell_plain
+from controlplane.listeners.files import Accepting, within
+from controlplane.listeners.handshake import MAX_WAITING, PLAIN, Handshakes, NotTls
 from controlplane.listeners.places import Places
 from controlplane.listeners.refusals import Refusals
 from controlplane.listeners.sockets import at
@@ -149,6 +150,7 @@ class _Handler(WSGIHandler):  # type: ignore[misc]
         with gevent.Timeout(HEAD, TimeoutError("timed out")):
             read = super().read_request(raw_requestline)
         if "chunked" in self.headers.get("Transfer-Encoding", "").lower():
+            self._drop(DROPPED)
             raise _NoLength("send the body with a Content-Length")
         if (self.content_length or 0) > self.server.max_body:
             self._drop(self.content_length)
@@ -190,11 +192,13 @@ class _Handler(WSGIHandler):  # type: ignore[misc]
             return _refusal("413 Content Too Large", "body_too_large", str(ex))
         if isinstance(ex, _NoLength):
             return _refusal("411 Length Required", "validation_failed", str(ex))
-        self.server.error_log.write(f"request of {peer_name(self.client_address)} refused: {str(ex)[:200]}")
         if isinstance(ex, HTTPException) or "headers status: 'Line too long'" in str(ex):
-            words = "the header has too many fields, or one that is too long"
-            return _refusal("431 Request Header Fields Too Large", "validation_failed", words)
-        return _refusal("400 Bad Request", "validation_failed", "the request cannot be read")
+            status, words = "431 Request Header Fields Too Large", "the header has too many fields, or one too long"
+        else:
+            status, words = "400 Bad Request", "the request cannot be read"
+        peer = peer_name(self.client_address)
+        self.server.refusals.tell("request refused", peer=peer, code=status[:3], why=f"{words}: {str(ex)[:200]}")
+        return _refusal(status, "validation_failed", words)
 
 
 def _refusal(status: str, code: str, message: str) -> tuple[str, bytes]:
@@ -206,10 +210,9 @@ def _refusal(status: str, code: str, message: str) -> tuple[str, bytes]:
     return status[:3], head.encode() + b"Connection: close\r\n\r\n" + body
 
 
-class _Server(WSGIServer):  # type: ignore[misc]
+class _Server(Accepting, WSGIServer):  # type: ignore[misc]
     max_body = 0
     mutual = False
-    refusals: Refusals
     places: Places
 
     def wrap_socket_and_handle(self, client_socket: Any, address: Any) -> Any:
@@ -220,7 +223,8 @@ class _Server(WSGIServer):  # type: ignore[misc]
             self.refusals.tell("a TLS handshake failed", peer=peer_name(address), why=explain(error))
             with contextlib.suppress(OSError):
                 if isinstance(error, NotTls) and error.http:
-                    tell_plain(client_socket)
+                    client_socket.settimeout(2.0)
+                    client_socket.sendall(_refusal("400 Bad Request", "validation_failed", PLAIN)[1])
                     farewell(client_socket)
             client_socket.close()
             return None
@@ -252,6 +256,11 @@ class _ErrorLog:
         self.write("".join(lines))
 
 
+def sender(environ: dict[str, Any]) -> str:
+    """``host:port`` that a request came from."""
+    return peer_name((environ.get("REMOTE_ADDR", "-"), environ.get("REMOTE_PORT", "-")))
+
+
 def _presented(sock: Any) -> Presented | str:
     try:
         return peer_of(sock)
@@ -278,10 +287,11 @@ class HttpListener:
         mutual: bool = False,
         most: int = MAX_CONNECTIONS,
     ) -> None:
+        most = within(most)
         self._server = _Server(
             at(address),
             application,
-            spawn=Pool(most + MAX_WAITING),
+            spawn=Pool(most + within(MAX_WAITING)),
             log=None,
             error_log=_ErrorLog(log),
             handler_class=_Handler,

@@ -8,8 +8,10 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
+from gevent.lock import BoundedSemaphore
 
 from controlplane.identities import Credentials
+from controlplane.listeners.http import sender
 from controlplane.listeners.refusals import Refusals
 from controlplane.services.joining import Joining, JoinRefused
 from controlplane.store.errors import StoreUnavailable
@@ -33,6 +35,13 @@ MAX_REQUEST = 32 * 1024
 MOST = 128
 """Connections at once: people join machines, a fleet does not."""
 
+LOOKUPS = 4
+"""Tokens that are looked up at once: made-up ones, from however many peers, must not stand
+before what else the store is asked."""
+
+PATIENCE = 20.0
+"""Seconds that a request waits for its turn to be looked up."""
+
 Answer = tuple[str, bytes]
 _encode = msgspec.json.Encoder().encode
 
@@ -47,6 +56,7 @@ class JoinApplication:
         self._joining = joining
         self._refusals = Refusals(log, clock)
         self._decoder = msgspec.json.Decoder(JoinRequest)
+        self._lookups = BoundedSemaphore(LOOKUPS)
 
     @property
     def refused(self) -> int:
@@ -92,23 +102,28 @@ class JoinApplication:
             who = identity(asked.kind, asked.name)
         except (msgspec.DecodeError, RecursionError, IdentityError) as error:
             return self._refuse(environ, "400 Bad Request", "bad_request", str(error))
+        if not self._lookups.acquire(timeout=PATIENCE):
+            words = "too many others ask at this moment: try again later"
+            return self._refuse(environ, "503 Service Unavailable", "overloaded", words, who=str(who))
         try:
-            joined = self._joining.join(asked.token, who, asked.request.encode(), _peer(environ))
+            joined = self._joining.join(asked.token, who, asked.request.encode(), sender(environ))
         except JoinRefused as error:
-            return self._refuse(environ, _REFUSED[error.code], error.code, str(error), who=str(who))
+            self._tell(environ, error.reason, error.own, who=str(who))
+            return _no(_REFUSED[error.code], error.code, str(error))
         except StoreUnavailable as error:
             words = f"the store does not answer, so no token can be looked up: try again later ({error})"
             return self._refuse(environ, "503 Service Unavailable", "overloaded", words, who=str(who))
+        finally:
+            self._lookups.release()
         return "200 OK", _encode(JoinAnswer(joined.certificate.decode(), joined.authorities.decode()))
 
     def _refuse(self, environ: dict[str, Any], status: str, code: str, message: str, **more: str) -> Answer:
-        self._refusals.tell("a request to join was refused", peer=_peer(environ), code=code, why=message, **more)
+        self._tell(environ, code, message, **more)
         return _no(status, code, message)
+
+    def _tell(self, environ: dict[str, Any], code: str, why: str, **more: str) -> None:
+        self._refusals.tell("a request to join was refused", peer=sender(environ), **more, code=code, why=why)
 
 
 def _no(status: str, code: str, message: str) -> Answer:
     return status, _encode(JoinRefusal(code, message))
-
-
-def _peer(environ: dict[str, Any]) -> str:
-    return f"{environ.get('REMOTE_ADDR')}:{environ.get('REMOTE_PORT')}"

@@ -48,8 +48,10 @@ def heal(
         if health.quarantined is not None or not may_place(view, health, now):
             continue
         failed = sorted((old for old in group if healable(view, old)), key=lambda old: (old.since, old.id))
-        if failed:
+        if failed and not overlay.filled:
             yield from overlay.fill(view, work)
+            # Meanwhile the model may have left the catalog, or a node the fleet.
+            failed = [old for old in failed if name in view.catalog.models and healable(view, old)]
         refused = None if failed else Refusal("lease_in_doubt", IN_DOUBT)
         for old in failed[:missing]:
             if len(result.actions) >= limit:

@@ -50,8 +50,10 @@ def standing(view: FleetView, model: Model, replicas: Sequence[ReplicaView]) -> 
     if model.scaling.mode == "off":
         return Standing("off", f"model {name} is off: set its scaling to serve it")
     ready = sum(routable(view, replica) for replica in replicas)
+    served = view.vouched.get(name)
     if ready:
-        return Standing("ready", f"{ready} of {max(model.scaling.min, ready)} replicas ready")
+        more = f", {served} more on nodes that are out of sight, routers say" if served else ""
+        return Standing("ready", f"{ready} of {max(model.scaling.min, ready)} replicas ready{more}")
     coming = [replica for replica in replicas if counts(replica) and replica.state != "stopping"]
     if coming:
         first = min(coming, key=lambda replica: replica.id)
@@ -69,7 +71,7 @@ def standing(view: FleetView, model: Model, replicas: Sequence[ReplicaView]) -> 
         return Standing("loading", words, SOON)
     if view.settling.active:
         return Standing("loading", "the control plane has just started and waits for its nodes", SOON)
-    if served := view.vouched.get(name):
+    if served:
         words = f"model {name} is served by {served} of its replicas on nodes that are out of sight, routers say"
         return Standing("loading", words, SOON)
     if model.scaling.mode == "on-demand":

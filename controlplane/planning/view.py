@@ -36,6 +36,8 @@ class NodeView:
     since: float = 0.0
     session: str | None = None
     agent_version: str | None = None
+    elsewhere: str = ""
+    """The address that its agent connects from; empty if that is on this machine, or unknown."""
     inventory: Inventory | None = None
     measurements: Measurements | None = None
     measured_at: float | None = None
@@ -290,6 +292,18 @@ class Lease:
 
 
 @dataclass(slots=True)
+class Ahead:
+    """A peer that has obeyed an epoch above ours, or ours of another leader (AGT-04): which it
+    said last and when, and from when on the store is asked on its word again, ``pause``
+    after the time before."""
+
+    epoch: int
+    heard: float
+    ask_at: float
+    pause: float
+
+
+@dataclass(slots=True)
 class Settling:
     """The wait after start during which nothing is placed (REC-24)."""
 
@@ -322,6 +336,8 @@ class FleetView:
     """Replicas by model that routers are served by and no node in session has told of:
     they are on nodes that are out of sight, and are not rebuilt (REC-10)."""
     lease: Lease = field(default_factory=lambda: Lease(until=inf, doubtful=False))
+    ahead: dict[str, Ahead] = field(default_factory=dict)
+    """Peers that have obeyed others than us, in words; also while ours is above theirs by now."""
     holds: Mapping[str, Cordon] = field(default_factory=dict)
     """Domains (``LABEL=VALUE``) in which people want nothing new (PLC-15)."""
     serving: ServingSet = field(default_factory=lambda: ServingSet(stopped=False))

@@ -13,7 +13,7 @@ from gevent.event import Event
 
 from controlplane.events import PublishRoutes
 from llmgw.runtime.logs import Logger
-from llmgw.wire.routing import MAX_TABLE, Endpoint, RoutedAlias, RoutedKey, RoutedModel, RouteTable, encode
+from llmgw.wire.routing import MAX_TABLE, Endpoint, RoutedKey, RoutedModel, RouteTable, encode
 
 log = Logger("llmgw.publish")
 
@@ -34,19 +34,8 @@ class Publisher:
         self.generation = ""
         self.body: bytes | None = None
 
-    def set_routes(
-        self,
-        models: tuple[RoutedModel, ...],
-        settling: bool,
-        aliases: tuple[RoutedAlias, ...] = (),
-        key_files: Mapping[str, str] | None = None,
-        *,
-        epoch: int = 0,
-        leader: str = "",
-    ) -> None:
-        """New routes from the loop. ``key_files`` are the files with the keys of external
-        endpoints, by the endpoint's id (CAT-10)."""
-        routes = PublishRoutes(models, settling, aliases, key_files or {}, epoch, leader)
+    def set_routes(self, routes: PublishRoutes) -> None:
+        """New routes from the loop."""
         if self._routes != routes:
             self._routes = routes
             self._by_name = {alias: model for model in routes.models for alias in model.aliases}

@@ -3,12 +3,9 @@
 from dataclasses import dataclass
 from typing import Any
 
-from controlplane.services.errors import store_unavailable
-from controlplane.services.filling import filled
 from controlplane.services.moments import shown
-from controlplane.services.paging import bad_cursor
+from controlplane.services.reading import filled, read
 from controlplane.store.access import StoreAccess
-from controlplane.store.errors import BadCursor, StoreUnavailable
 from controlplane.store.values import AuditEntry, Page
 from llmgw.runtime.clock import Clock
 
@@ -35,10 +32,11 @@ class Audit:
         self._clock = clock
 
     def page(self, which: AuditFilter, limit: int, cursor: str | None = None) -> Page[AuditEntry]:
-        """Entries, newest first. Raises ``Refused`` if the store does not answer."""
+        """Entries, newest first. Raises ``Refused``."""
 
-        def read(wanted: int, place: str | None) -> Page[AuditEntry]:
-            return self._store.read(
+        def part(wanted: int, place: str | None) -> Page[AuditEntry]:
+            return read(
+                self._store,
                 lambda tx: tx.audit.page(
                     wanted,
                     place,
@@ -47,15 +45,10 @@ class Audit:
                     target=which.target,
                     since=which.since,
                     until=which.until,
-                )
+                ),
             )
 
-        try:
-            return filled(read, limit, cursor, self._clock)
-        except BadCursor:
-            raise bad_cursor() from None
-        except StoreUnavailable as error:
-            raise store_unavailable(error) from error
+        return filled(part, limit, cursor, self._clock)
 
 
 def plain(entry: AuditEntry) -> Plain:

@@ -19,6 +19,8 @@ from controlplane.inbox import Inbox
 from controlplane.offhub import off_hub
 from controlplane.planning.words import IN_DOUBT
 from controlplane.services.errors import Refused, busy, invalid, store_unavailable
+from controlplane.services.recovery import once_answered
+from controlplane.store.access import StoreAccess
 from controlplane.store.values import StoredModel
 from llmgw.runtime.clock import Clock
 from llmgw.runtime.logs import Logger
@@ -40,9 +42,10 @@ class CatalogService:
     """Replaces the catalog; one that has faults is refused and the old one stays.
 
     ``refusal`` is what was wrong with the last files that were refused, until some are
-    taken. ``stored`` are the models of the store, by name, as the catalog has them. While
-    ``sure`` says that the lease is in doubt, no other files come into force (HA-01): whoever
-    leads by now may have read them otherwise, and routers may still take our table.
+    taken; ``left_out`` names what they say that is not in force, if they are but for that.
+    ``stored`` are the models of the store, by name, as the catalog has them. While ``sure``
+    says that the lease is in doubt, no other files come into force (HA-01): whoever leads by
+    now may have read them otherwise, and routers may still take our table.
     """
 
     def __init__(
@@ -56,6 +59,8 @@ class CatalogService:
         inbox: Inbox,
         clock: Clock,
         sure: Callable[[], bool] = lambda: True,
+        refusal: SettingsError | None = None,
+        left_out: Sequence[str] = (),
     ) -> None:
         self._sure = sure
         self._path = path
@@ -69,7 +74,8 @@ class CatalogService:
         self.stored: Mapping[str, StoredModel] = MappingProxyType(dict(stored))
         self.current = catalog
         self.loaded_at: datetime = clock.now()
-        self.refusal: SettingsError | None = None
+        self.refusal = refusal
+        self.left_out = left_out
 
     # ------------------------------------------------------------ reads
 
@@ -131,7 +137,7 @@ class CatalogService:
             self._files = files
             self.current = catalog
             self.loaded_at = self._clock.now()
-            self.refusal = None
+            self.refusal, self.left_out = None, ()
             log.info("catalog loaded", actor=actor, models=len(catalog.models), source=catalog.source)
             return catalog
 
@@ -162,18 +168,30 @@ class CatalogService:
         self.current = catalog
         self._inbox.force(CatalogChanged(catalog))
 
-    def learn(self, stored: Sequence[StoredModel]) -> None:
-        """What the store has, after a commit of unknown outcome. What was validated before
-        the commit is valid still, unless a file changed meanwhile: that is told."""
-        fresh = {row.name: row for row in stored}
-        with self.lock:
-            if fresh == self.stored:
-                return
-            try:
-                self.take(self._build(self._files, fresh, self._allowed), fresh)
-            except SettingsError as error:
-                self.refusal = error
-                log.error("the catalog with the models of the store was refused, the one in use stays", faults=error)
+    def learn(self, store: StoreAccess) -> None:
+        """Find out, once the store answers, what a commit of unknown outcome did. What was read
+        before a later change was made is of no use: then it is read anew."""
+        known = self.stored
+
+        def found(rows: Sequence[StoredModel]) -> None:
+            with self.lock:
+                if self.stored is known:
+                    self._learn({row.name: row for row in rows})
+                else:
+                    self.learn(store)
+
+        once_answered(store, lambda tx: tx.models.all(), found)
+
+    def _learn(self, fresh: Mapping[str, StoredModel]) -> None:
+        """What was validated before the commit is valid still, unless a file changed meanwhile:
+        that is told."""
+        if fresh == self.stored:
+            return
+        try:
+            self.take(self._build(self._files, fresh, self._allowed), fresh)
+        except SettingsError as error:
+            self.refusal = error
+            log.error("the catalog with the models of the store was refused, the one in use stays", faults=error)
 
     @contextmanager
     def allowing(self, allowed: Sequence[str]) -> Iterator[None]:

@@ -6,10 +6,10 @@ from controlplane.identities import Credentials, concerns
 from controlplane.offhub import off_hub
 from controlplane.planning.words import listing
 from controlplane.services.identities import Identities
-from controlplane.services.moments import shown
 from controlplane.services.status import TOLD, Problem
 from controlplane.store.values import Enrolled
 from llmgw.identity import renewal
+from llmgw.runtime.clock import utc
 
 
 def problems(credentials: Credentials, identities: Identities, now: float) -> Iterator[Problem]:
@@ -29,7 +29,7 @@ def _of_peers(identities: Identities, now: float) -> Iterator[Problem]:
         if row.removed_at is not None:
             continue
         if _refused(row):
-            told = f"was revoked at {shown(row.revoked_at)}{f' ({row.reason})' if row.reason else ''}"
+            told = f"was revoked at {utc(row.revoked_at or 0.0)}{f' ({row.reason})' if row.reason else ''}"
             command = f"llmgw ctl {row.kind}s"
             words = f"{told} and did not join anew: {command} add {row.name}, or {command} remove {row.name}"
             yield Problem("certificate", f"{row.kind} {row.name}", words)
@@ -38,7 +38,7 @@ def _of_peers(identities: Identities, now: float) -> Iterator[Problem]:
     for kind, rows in late.items():
         gone = [row for row in rows if (row.expires_at or 0.0) <= now]
         first = min(row.expires_at or 0.0 for row in rows)
-        words = f"{len(rows)} {kind} certificates were not renewed in time, the first ends at {shown(first)}"
+        words = f"{len(rows)} {kind} certificates were not renewed in time, the first ends at {utc(first)}"
         if gone:
             words += f", {len(gone)} ended and are refused (join anew: llmgw ctl {kind}s add NAME)"
         names = listing([row.name for row in sorted(rows, key=lambda row: row.expires_at or 0.0)], TOLD)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from controlplane.services.errors import Refused, conflict, store_unavailable
+from controlplane.services.reading import read
 from controlplane.services.recovery import once_answered
 from controlplane.store.access import StoreAccess
 from controlplane.store.errors import Duplicate, StoreUnavailable
@@ -245,10 +246,7 @@ class Changes:
         out before, so that what it changed is not taken for a reason to refuse it."""
         if asked.idempotency_key is None:
             return
-        try:
-            self._store.read(lambda tx: self._recall(tx, asked))
-        except StoreUnavailable as error:
-            raise store_unavailable(error) from error
+        read(self._store, lambda tx: self._recall(tx, asked))
 
     @staticmethod
     def _recall(tx: Transaction, asked: Asked) -> None:

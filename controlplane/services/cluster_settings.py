@@ -153,10 +153,13 @@ class ClusterSettings:
             return self._shown(row)
 
     def _learn_of(self, name: str) -> Callable[[StoredSetting | None], None]:
+        before = self._stored.get(name)
+
         def learn(stored: StoredSetting | None) -> None:
             with self._lock:
-                self._take(name, stored)
-                self._settle(name)
+                if self._stored.get(name) is before:  # else a later change was answered while we waited
+                    self._take(name, stored)
+                    self._settle(name)
 
         return learn
 

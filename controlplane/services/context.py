@@ -1,6 +1,6 @@
 """All services together, as the composition root hands them to the API."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from controlplane.clustersettings import FILE_SECTION
@@ -31,7 +31,8 @@ from llmgw.runtime.settings import REQUIRED, Loaded
 
 @dataclass(frozen=True)
 class Services:
-    """What views may use. ``metrics`` renders the Prometheus text, in parts."""
+    """What views may use. ``metrics`` renders the Prometheus text: its
+    length, and its parts."""
 
     fleet: Fleet
     status: Status
@@ -39,7 +40,7 @@ class Services:
     catalog: CatalogService
     journal: Journal
     settings: Loaded
-    metrics: Callable[[], list[bytes]]
+    metrics: Callable[[], tuple[int, Iterable[bytes]]]
     auth: Authenticator
     people: People
     changes: Changes

@@ -1,22 +1,20 @@
-"""Decisions and events: the latest from memory, older ones from the store, and new ones
-as they come (API-04)."""
+"""Decisions and events: those of the store, which has every leader's, with those of memory that
+are not there yet; and new ones as they come (API-04)."""
 
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from itertools import islice
 from typing import Any
 
 import msgspec
 from gevent.event import Event
 
 from controlplane.journal import Entry, Journal
-from controlplane.services.errors import Refused, store_unavailable
-from controlplane.services.filling import filled
+from controlplane.services.errors import Refused
 from controlplane.services.paging import bad_cursor, decode, encode
+from controlplane.services.reading import filled, read
 from controlplane.store.access import StoreAccess
-from controlplane.store.errors import StoreUnavailable
 from controlplane.store.values import EventEntry, Page
 from llmgw.runtime.clock import Clock
 from llmgw.runtime.logs import Logger
@@ -111,42 +109,38 @@ class EventService:
 
     # ------------------------------------------------------------ lists
 
-    def page(self, which: EventFilter, limit: int, cursor: str | None) -> tuple[list[Plain], str | None]:
-        """Events, newest first, and the cursor after them. Those in memory come first, so
-        that the latest are there while the store is away. Raises ``Refused``."""
-        recent = list(self._journal.recent)
-        if cursor is None:
-            return self._from_memory(which, limit, recent, len(recent))
-        source, first, second = decode(cursor, 3)
-        if source == "store" and isinstance(first, int | float) and isinstance(second, str):
-            return self._from_store(which, limit, float(first), second)
-        if source != "memory" or not isinstance(first, str) or not isinstance(second, int | float):
-            raise bad_cursor()
-        place = next((index for index, entry in enumerate(recent) if entry.id == first), None)
-        if place is None:  # it has left memory since
-            return self._from_store(which, limit, float(second), "")
-        return self._from_memory(which, limit, recent, place)
-
-    def _from_memory(
-        self, which: EventFilter, limit: int, recent: list[Entry], end: int
-    ) -> tuple[list[Plain], str | None]:
-        found = list(islice((entry for entry in reversed(recent[:end]) if which.takes(entry)), limit))
-        shown = [_plain(entry) for entry in found]
-        if len(found) == limit:
-            return shown, encode("memory", found[-1].id, moment_of(found[-1]))
-        until = moment_of(recent[0]) if recent else self._clock.now().timestamp()
+    def page(self, which: EventFilter, limit: int, cursor: str | None) -> Plain:
+        """Events, newest first, of the store and of memory, which has those that the store does
+        not have yet; and ``next``, the cursor after them. While the store is away: those of
+        memory, and ``incomplete`` says so. Raises ``Refused``."""
+        place = None if cursor is None else _place_of(cursor)
+        ours = ((_place(entry), entry) for entry in self._journal.recent if which.takes(entry))
+        found: dict[tuple[float, str], Entry | EventEntry] = {
+            at: entry for at, entry in ours if place is None or at < place
+        }
+        incomplete = None
         try:
-            older, after = self._from_store(which, limit - len(found), until, "")
-        except Refused:
-            return shown, encode("store", until, "")  # the latest are worth having without the older ones
-        return shown + older, after
+            stored = self._stored(which, limit, cursor)
+        except Refused as refused:
+            if refused.code != "store_unavailable" or not found:
+                raise
+            stored = Page((), None)
+            incomplete = f"only what this control plane did since it leads: {refused}"
+        found |= {(entry.at, entry.id): entry for entry in stored.items}
+        if stored.next is not None and len(stored.items) < limit:  # it stopped early: it may have more beneath
+            reached = _place_of(stored.next)
+            found = {at: entry for at, entry in found.items() if at >= reached}
+        places = sorted(found, reverse=True)
+        shown = places[:limit]
+        after = stored.next
+        if len(places) > limit or (after is not None and len(shown) == limit):
+            after = encode(*shown[-1])
+        return {"events": [_plain(found[at]) for at in shown], "next": after, "incomplete": incomplete}
 
-    def _from_store(self, which: EventFilter, limit: int, until: float, cursor: str) -> tuple[list[Plain], str | None]:
-        """Events of the store before ``until``, or, at that very moment, not in memory."""
-        ceiling = until + 0.0005 if which.until is None else min(which.until, until + 0.0005)
-
-        def read(wanted: int, place: str | None) -> Page[EventEntry]:
-            return self._store.read(
+    def _stored(self, which: EventFilter, limit: int, cursor: str | None) -> Page[EventEntry]:
+        def part(wanted: int, place: str | None) -> Page[EventEntry]:
+            return read(
+                self._store,
                 lambda tx: tx.events.page(
                     wanted,
                     place,
@@ -154,17 +148,11 @@ class EventService:
                     node=which.node,
                     kind=which.kind,
                     since=which.since,
-                    until=ceiling,
-                )
+                    until=which.until,
+                ),
             )
 
-        try:
-            page = filled(read, limit, cursor or None, self._clock)
-        except StoreUnavailable as error:
-            raise store_unavailable(error) from error
-        held = {entry.id for entry in self._journal.recent}
-        shown = [_plain_stored(entry) for entry in page.items if entry.id not in held]
-        return shown, None if page.next is None else encode("store", until, page.next)
+        return filled(part, limit, cursor, self._clock)
 
     # ------------------------------------------------------------ watching
 
@@ -258,7 +246,21 @@ def moment_of(entry: Entry) -> float:
         return 0.0
 
 
-def _plain(entry: Entry) -> Plain:
+def _place(entry: Entry) -> tuple[float, str]:
+    """What the order is by, as in the store."""
+    return moment_of(entry), entry.id
+
+
+def _place_of(cursor: str) -> tuple[float, str]:
+    at, name = decode(cursor, 2)
+    if not isinstance(at, int | float) or not isinstance(name, str):
+        raise bad_cursor()
+    return at, name
+
+
+def _plain(entry: Entry | EventEntry) -> Plain:
+    if isinstance(entry, EventEntry):
+        return _plain_stored(entry)
     plain: Plain = msgspec.to_builtins(entry, enc_hook=str)
     plain.pop("batch", None)
     return {**plain, "at": entry.at, "kind": entry.kind, "reason": entry.reason}

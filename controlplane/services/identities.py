@@ -7,9 +7,7 @@ what certificates tell (a node that the authority signed and that comes for the 
 time, a newer certificate) counts at once and is written soon after.
 """
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Mapping
 
 import gevent
 from gevent.event import Event
@@ -17,27 +15,24 @@ from gevent.lock import RLock
 
 from controlplane.events import EnrolmentChanged, NodesEnrolled
 from controlplane.inbox import Inbox
+from controlplane.services import enrolment
 from controlplane.services.changes import Asked, Changed, Changes
+from controlplane.services.enrolment import BY_CERTIFICATE, Key, Told
 from controlplane.services.errors import Refused, not_found
-from controlplane.services.moments import shown
 from controlplane.services.recovery import learn_if_uncertain
 from controlplane.store.access import StoreAccess
 from controlplane.store.errors import StoreUnavailable
 from controlplane.store.port import Transaction
-from controlplane.store.values import AuditEntry, Enrolled
+from controlplane.store.values import Enrolled
 from llmgw.identity.names import Identity, Presented
-from llmgw.runtime.clock import Clock
+from llmgw.runtime.clock import Clock, utc
 from llmgw.runtime.faults import did_you_mean
 from llmgw.runtime.logs import Logger
 
 log = Logger("llmgw.identities")
 
-T = TypeVar("T")
-Key = tuple[str, str]
-"""Kind and name."""
-
-KINDS = ("node", "router")
-"""What can be enrolled. Control planes are trusted by their kind alone."""
+Revoked = tuple[Enrolled, tuple[str, ...]]
+"""Whose certificates were revoked, and the ids of the join tokens that were taken back with them."""
 
 GATHER = 0.05
 """Seconds for which new nodes are gathered, so that the writer hears of a thousand at once."""
@@ -50,8 +45,8 @@ to the next leader, which would not wait for it else (REC-24)."""
 AT_ONCE = 500
 """Identities written in one transaction."""
 
-BY_CERTIFICATE = "certificate"
-"""The actor of an enrolment that nobody asked for: the authority's certificate did."""
+MAX_REFUSED = 1000
+"""Names in which peers were refused that are remembered, those of late."""
 
 
 class NotAdmitted(Exception):
@@ -61,14 +56,6 @@ class NotAdmitted(Exception):
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
         self.code = code
-
-
-@dataclass(frozen=True, slots=True)
-class _Told:
-    """What a certificate told that is not in the store yet."""
-
-    presented: Presented
-    first: bool
 
 
 class Identities:
@@ -92,8 +79,9 @@ class Identities:
         self._end = end
         self._lock = RLock()
         self._known: dict[Key, Enrolled] = {(row.kind, row.name): row for row in enrolled}
-        self._told: dict[Key, _Told] = {}
+        self._told: dict[Key, Told] = {}
         self._leaving: set[Key] = set()
+        self._refused: dict[Key, tuple[float, str]] = {}
         self._gathering: Event | None = None
         self._gathered: set[str] = set()
         self._writer: gevent.Greenlet[..., None] | None = None
@@ -116,15 +104,16 @@ class Identities:
         """The nodes of the fleet, in session or not."""
         return frozenset(row.name for row in self._known.values() if row.kind == "node" and row.removed_at is None)
 
-    def is_enrolled(self, kind: str, name: str) -> bool:
-        """Whether it belongs to the fleet."""
-        known = self._known.get((kind, name))
-        return known is not None and known.removed_at is None
-
     @property
     def unwritten(self) -> int:
         """How many have something that the store does not know yet."""
         return len(self._told)
+
+    @property
+    def refused(self) -> Mapping[Key, tuple[float, str]]:
+        """In whose name a peer was refused since it was last let in: when (monotonic seconds),
+        and why."""
+        return self._refused
 
     def newest(self, presented: Presented) -> bool:
         """Whether its holder has no newer certificate that we know of."""
@@ -144,6 +133,25 @@ class Identities:
 
         Whoever the authority signed belongs to the fleet, from its first contact on.
         """
+        key = (kind, name)
+        before = self._refused.pop(key, None)
+        try:
+            self._check(presented, kind, name)
+        except NotAdmitted as error:
+            if before is None and len(self._refused) >= MAX_REFUSED:
+                del self._refused[next(iter(self._refused))]
+            self._refused[key] = (self._clock.monotonic(), str(error))
+            raise
+        known = self._known.get(key)
+        if known is None or known.removed_at is not None:
+            self._enrol(presented)
+        elif presented.serial != known.serial and presented.issued_at >= (known.issued_at or 0.0):
+            self._renewed(presented)
+        if kind == "node" and self._gathering is not None:
+            self._gathering.wait()
+            self._check(presented, kind, name)  # what was revoked meanwhile has no session yet that could be ended
+
+    def _check(self, presented: Presented, kind: str, name: str) -> None:
         identity = presented.identity
         if (identity.kind, identity.name) != (kind, name):
             raise NotAdmitted(
@@ -159,33 +167,46 @@ class Identities:
             gone = f"{kind} {name} was removed from the fleet" if known.removed_at is not None else ""
             raise NotAdmitted(
                 "revoked",
-                f"{gone or f'the certificates of {kind} {name} were revoked'} at {shown(known.revoked_at)}"
+                f"{gone or f'the certificates of {kind} {name} were revoked'} at {utc(known.revoked_at)}"
                 f"{f' ({known.reason})' if known.reason else ''}: join it anew with a token of "
                 f"llmgw ctl {kind}s add {name}",
             )
-        if known is None or known.removed_at is not None:
-            self._enrol(presented)
-        elif presented.serial != known.serial and presented.issued_at >= (known.issued_at or 0.0):
-            self.renewed(presented)
-        if kind == "node" and self._gathering is not None:
-            self._gathering.wait()
 
-    def renewed(self, presented: Presented) -> None:
+    def record(self, presented: Presented, made: Presented) -> None:
+        """Write down a certificate that was made for who showed another, before it is handed
+        over. The clock that dated it may be ahead, so whoever leads next could not revoke what
+        it does not know of; and who leads no more can renew nothing. Raises ``NotAdmitted``,
+        also while the store is away."""
+        kind, name = key = made.identity.kind, made.identity.name
+        told = Told(made, first=True)
+        with self._lock:
+            self._check(presented, kind, name)
+            now = self._clock.now().timestamp()
+            try:
+                self._store.write(lambda tx: enrolment.write(tx, {key: told}, now))
+            except StoreUnavailable as error:
+                words = f"the store does not take the new certificate, so it is not handed over: try again ({error})"
+                raise NotAdmitted("overloaded", words) from error
+            self._told.pop(key, None)
+            self._known[key] = enrolment.enrolled(self._known.get(key), made, now, BY_CERTIFICATE)
+
+    def _renewed(self, presented: Presented) -> None:
         """An enrolled peer has a newer certificate."""
         key = (presented.identity.kind, presented.identity.name)
-        known = self._known.get(key)
-        if known is not None:
-            self._known[key] = replace(known, **_shows(presented))
-            first = key in self._told and self._told[key].first
-            self._tell(key, _Told(presented, first))
+        known, told = self._known.get(key), self._told.get(key)
+        told = Told(presented, first=told is not None and told.first)
+        after = known and enrolment.told_of(known, told, self._clock.now().timestamp())
+        if after is not None:
+            self._known[key] = after
+            self._tell(key, told)
 
     def _enrol(self, presented: Presented) -> None:
         identity = presented.identity
         key = (identity.kind, identity.name)
         before = self._known.get(key)
-        self._known[key] = _enrolled(before, presented, self._clock.now().timestamp(), BY_CERTIFICATE)
+        self._known[key] = enrolment.enrolled(before, presented, self._clock.now().timestamp(), BY_CERTIFICATE)
         log.info("enrolled by its certificate", kind=identity.kind, name=identity.name, serial=presented.serial)
-        self._tell(key, _Told(presented, first=True))
+        self._tell(key, Told(presented, first=True))
         if identity.kind == "node":
             self._gather(identity.name)
 
@@ -198,13 +219,13 @@ class Identities:
     def _announce(self) -> None:
         waiting, self._gathering = self._gathering, None
         gathered, self._gathered = self._gathered, set()
-        self._inbox.force(NodesEnrolled(frozenset(node for node in gathered if self.is_enrolled("node", node))))
+        self._inbox.force(NodesEnrolled(frozenset(gathered & self.nodes())))
         if waiting is not None:
             waiting.set()
 
     # ------------------------------------------------------------ what certificates told
 
-    def _tell(self, key: Key, told: _Told) -> None:
+    def _tell(self, key: Key, told: Told) -> None:
         self._told[key] = told
         if self._writer is None:
             self._writer = gevent.spawn_later(WRITE_AFTER, self._write)
@@ -214,7 +235,7 @@ class Identities:
             batch = dict(list(self._told.items())[:AT_ONCE])
             try:
                 with self._lock:
-                    self._store.write(lambda tx: _keep(tx, batch, self._clock.now().timestamp()))  # noqa: B023
+                    self._store.write(lambda tx: enrolment.write(tx, batch, self._clock.now().timestamp()))  # noqa: B023
             except StoreUnavailable as error:
                 log.warning("identities wait for the store", count=len(self._told), why=error)
                 gevent.sleep(RETRY)
@@ -235,55 +256,61 @@ class Identities:
 
     # ------------------------------------------------------------ what people change
 
-    def revoke(self, asked: Asked, identity: Identity, reason: str, *, unseen: bool = False) -> Enrolled:
+    def revoke(self, asked: Asked, identity: Identity, reason: str, *, unseen: bool = False) -> Revoked:
         """Refuse every certificate of an identity that was issued until now, and end its
-        sessions at once; it stays in the fleet and may join anew. ``unseen``: also one that
-        never came. Raises ``Refused``."""
+        sessions at once; it stays in the fleet and may join anew. Join tokens for it that
+        were not used are taken back. ``unseen``: also one that never came. Raises ``Refused``."""
         return self._revoke(asked, identity, reason, removed=False, unseen=unseen)
 
-    def remove(self, asked: Asked, identity: Identity, reason: str) -> Enrolled:
+    def remove(self, asked: Asked, identity: Identity) -> None:
         """The same, and take it out of the fleet: what runs there is placed elsewhere
-        (REC-13). Raises ``Refused``."""
-        return self._revoke(asked, identity, reason, removed=True, unseen=False)
+        (REC-13). Raises ``Refused``, 404 if it was removed before."""
+        self._revoke(asked, identity, "", removed=True, unseen=False)
 
-    def _revoke(self, asked: Asked, identity: Identity, reason: str, *, removed: bool, unseen: bool) -> Enrolled:
+    def _revoke(self, asked: Asked, identity: Identity, reason: str, *, removed: bool, unseen: bool) -> Revoked:
         key = (identity.kind, identity.name)
-        if not unseen:
-            self.one(identity)
         with self._lock:
+            known = self._known.get(key) if unseen else self.one(identity)
+            if removed and known is not None and known.removed_at is not None:
+                raise not_found(*key, f" in the fleet any more: it was removed at {utc(known.removed_at)}")
             self._leaving.add(key)
             try:
-                revoked = self._make(asked, self._revocation(asked, key, reason, removed=removed))
+                row, tokens = self._changes.make(asked, self._revocation(asked, key, reason, removed=removed))
+            except Refused as error:
+                learn_if_uncertain(error, self._store, lambda tx: tx.identities.all(), self.learn)
+                raise
             finally:
                 self._leaving.discard(key)
+            self._told.pop(key, None)
+            self.keep(row)
         log.info("certificates revoked", kind=key[0], name=key[1], removed=removed, actor=asked.actor)
         why = "was removed from the fleet" if removed else "had its certificates revoked"
         self._end(
             identity, "revoked", f"{identity} {why}: join it anew with a token of llmgw ctl {key[0]}s add {key[1]}"
         )
-        return revoked
+        return row, tokens
 
     def _revocation(
         self, asked: Asked, key: Key, reason: str, *, removed: bool
-    ) -> Callable[[Transaction], Changed[Enrolled]]:
+    ) -> Callable[[Transaction], Changed[Revoked]]:
         """As of now, or of the newest certificate: the clock that dated it may be ahead of ours."""
-        known = self._known.get(key)
+        known, told = self._known.get(key), self._told.get(key)
         now = max(self._clock.now().timestamp(), (known and known.issued_at) or 0.0)
 
-        def work(tx: Transaction) -> Changed[Enrolled]:
-            before = tx.identities.one(*key) or known  # it may wait for the store
+        def work(tx: Transaction) -> Changed[Revoked]:
+            before = tx.identities.one(*key)
+            if told is not None:  # it may wait for the store
+                before = enrolment.told_of(before, told, now) or before
             asked.expect(None if before is None else before.version)
-            gone = now if removed or before is None else before.removed_at
-            after = replace(
-                before or Enrolled(*key, enrolled_at=now, enrolled_by=asked.actor, version=0),
-                revoked_at=now,
-                revoked_by=asked.actor,
-                reason=reason,
-                removed_at=gone,
-            )
-            after = replace(after, version=after.version + 1)
+            fresh = before or Enrolled(*key, enrolled_at=now, enrolled_by=asked.actor, removed_at=now, version=0)
+            after = enrolment.revoked(fresh, now, asked.actor, reason, removed=removed)
             tx.identities.put(after)
-            return Changed(after, "identity", "/".join(key), before and plain(before), plain(after))
+            unused = [each for each in tx.identities.tokens() if (each.kind, each.name) == key and not each.used_at]
+            for token in unused:
+                tx.identities.remove_token(token.id)
+            tokens = tuple(token.id for token in unused)
+            audited = {**enrolment.plain(after), "join_tokens": tokens}
+            return Changed((after, tokens), "identity", "/".join(key), before and enrolment.plain(before), audited)
 
         return work
 
@@ -293,9 +320,9 @@ class Identities:
         identity = presented.identity
         now = self._clock.now().timestamp()
         before = tx.identities.one(identity.kind, identity.name)
-        after = _enrolled(before, presented, now, actor)
+        after = enrolment.enrolled(before, presented, now, actor)
         tx.identities.put(after)
-        tx.audit.add(_entry(now, "identities.join", (actor, token), before, after))
+        tx.audit.add(enrolment.entry(now, "identities.join", (actor, token), before, after))
         return after
 
     def keep(self, row: Enrolled) -> None:
@@ -311,90 +338,19 @@ class Identities:
         """Held from before a commit until ``keep``: memory changes in the order of the commits."""
         return self._lock
 
-    def _make(self, asked: Asked, work: Callable[[Transaction], Changed[Enrolled]]) -> Enrolled:
-        with self._lock:
-            try:
-                row = self._changes.make(asked, work)
-            except Refused as error:
-                learn_if_uncertain(error, self._store, lambda tx: tx.identities.all(), self.learn)
-                raise
-            self._told.pop((row.kind, row.name), None)
-            self.keep(row)
-            return row
-
     def learn(self, rows: Iterable[Enrolled]) -> None:
-        """What the store has, as after a commit of unknown outcome. Ends the sessions of
-        who turns out to be revoked."""
-        fresh = {(row.kind, row.name): row for row in rows}
+        """What the store has, as after a commit of unknown outcome; what certificates told
+        since is added. Ends the sessions of who turns out to be revoked."""
+        now = self._clock.now().timestamp()
+        known = {(row.kind, row.name): row for row in rows}
         revoked = [
-            row for key, row in fresh.items() if row.revoked_at != getattr(self._known.get(key), "revoked_at", None)
+            row for key, row in known.items() if row.revoked_at != getattr(self._known.get(key), "revoked_at", None)
         ]
-        waiting = {key: self._known[key] for key in self._told if key not in fresh and key in self._known}
-        self._known = {**waiting, **fresh}
+        for key, told in self._told.items():
+            after = enrolment.told_of(known.get(key), told, now)
+            if after is not None:
+                known[key] = after
+        self._known = known
         self._inbox.force(EnrolmentChanged(self.nodes()))
         for row in revoked:
             self._end(Identity(row.kind, row.name), "revoked", f"{row.kind} {row.name} was revoked")  # type: ignore[arg-type]
-
-
-def _enrolled(before: Enrolled | None, presented: Presented, now: float, by: str) -> Enrolled:
-    if before is None:
-        identity = presented.identity
-        fresh = Enrolled(identity.kind, identity.name, now, by)
-    elif before.removed_at is not None:
-        fresh = replace(before, removed_at=None, enrolled_at=now, enrolled_by=by, version=before.version + 1)
-    else:
-        fresh = before
-    return replace(fresh, **_shows(presented))
-
-
-def _shows(presented: Presented) -> dict[str, Any]:
-    return {"serial": presented.serial, "issued_at": presented.issued_at, "expires_at": presented.expires_at}
-
-
-def _keep(tx: Transaction, batch: dict[Key, _Told], now: float) -> None:
-    """In few statements: thousands may come at once."""
-    rows = [row for kind in KINDS for row in tx.identities.named(kind, [name for of, name in batch if of == kind])]
-    known = {(row.kind, row.name): row for row in rows}
-    changed: list[Enrolled] = []
-    audited: list[AuditEntry] = []
-    for key, told in batch.items():
-        before = known.get(key)
-        if before is not None and before.revoked_at is not None and told.presented.issued_at <= before.revoked_at:
-            continue  # it was revoked after it was let in
-        if before is None and not told.first:
-            continue
-        after = _enrolled(before, told.presented, now, BY_CERTIFICATE)
-        if after == before:
-            continue
-        changed.append(after)
-        if before is None or before.removed_at is not None:
-            by = (BY_CERTIFICATE, told.presented.serial)
-            audited.append(_entry(now, "identities.enrol", by, before, after))
-    tx.identities.put(*changed)
-    tx.audit.add(*audited)
-
-
-def _entry(now: float, operation: str, by: tuple[str, str], before: Enrolled | None, after: Enrolled) -> AuditEntry:
-    """``by``: the actor in words, and the id of the token or certificate that proved it."""
-    return AuditEntry(
-        at=now,
-        actor=by[0],
-        user=BY_CERTIFICATE,
-        token=by[1],
-        operation=operation,
-        kind="identity",
-        target=f"{after.kind}/{after.name}",
-        before=None if before is None else plain(before),
-        after=plain(after),
-    )
-
-
-def plain(row: Enrolled) -> dict[str, object]:
-    """An identity for the audit."""
-    return {
-        "serial": row.serial,
-        "expires_at": row.expires_at,
-        "revoked_at": row.revoked_at,
-        "reason": row.reason,
-        "removed": row.removed_at is not None,
-    }

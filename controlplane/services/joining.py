@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from controlplane.identities import Credentials
 from controlplane.offhub import off_hub
 from controlplane.services.changes import Asked, Changed, Changes
-from controlplane.services.errors import conflict, not_found, store_unavailable
-from controlplane.services.identities import Identities
+from controlplane.services.errors import conflict, not_found
+from controlplane.services.identities import Identities, NotAdmitted
+from controlplane.services.reading import read
 from controlplane.store.access import StoreAccess
-from controlplane.store.errors import StoreUnavailable
 from controlplane.store.port import Transaction
 from controlplane.store.values import Enrolled, JoinToken
 from llmgw.identity import joining
@@ -35,12 +35,14 @@ MAX_COUNTED = 10_000
 """Tokens of which wrong secrets are counted."""
 
 
-class JoinRefused(Exception):
-    """No certificate. ``code`` is one of ``errors.SESSION``."""
+class JoinRefused(NotAdmitted):
+    """No certificate for a join token. ``reason`` tells apart for our log what the code does not,
+    and ``own`` is what the log says, where the peer must not learn it."""
 
-    def __init__(self, code: str, message: str) -> None:
-        super().__init__(message)
-        self.code = code
+    def __init__(self, code: str, message: str, reason: str = "", own: str = "") -> None:
+        super().__init__(code, message)
+        self.reason = reason or code
+        self.own = own or message
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +78,7 @@ class Joining:
 
     def tokens(self) -> tuple[JoinToken, ...]:
         """Tokens that were made of late, used ones too, oldest first. Raises ``Refused``."""
-        try:
-            return self._store.read(lambda tx: tx.identities.tokens())
-        except StoreUnavailable as error:
-            raise store_unavailable(error) from error
+        return read(self._store, lambda tx: tx.identities.tokens())
 
     def one(self, token_id: str) -> JoinToken:
         """One token's record. Raises ``Refused``."""
@@ -89,10 +88,12 @@ class Joining:
         return found[token_id]
 
     def state(self, token: JoinToken) -> str:
-        """``unused``, ``used`` or ``expired``."""
+        """``unused``, ``used``, ``expired`` or ``void``: too many wrong secrets were tried."""
         if token.used_at is not None:
             return "used"
-        return "expired" if token.expires_at <= self._clock.now().timestamp() else "unused"
+        if token.expires_at <= self._clock.now().timestamp():
+            return "expired"
+        return "void" if self._wrong.get(token.id, 0) >= MAX_WRONG else "unused"
 
     def add(self, asked: Asked, identity: Identity) -> tuple[JoinToken, str]:
         """Make a token; the second value is the token itself, which is kept nowhere. Raises
@@ -143,10 +144,13 @@ class Joining:
 
         It is made before the token is used up: a request that cannot be signed costs none.
         """
+        if identity.kind == "controlplane":
+            words = "a control plane does not join: make its identity with llmgw ctl cert issue controlplane NAME"
+            raise JoinRefused("join_refused", words, "controlplane")
         try:
             presented = joining.parse(text)
         except IdentityError as error:
-            raise JoinRefused("join_refused", str(error)) from error
+            raise JoinRefused("join_refused", str(error), "unreadable") from error
         digest = joining.digest(presented)
         self._check(presented.id, digest, self._store.read(lambda tx: tx.identities.token(presented.id)), identity)
         try:
@@ -165,9 +169,7 @@ class Joining:
         with self._identities.lock:
             row = self._store.write(work)
             if row is None:
-                raise JoinRefused(
-                    "join_refused", "the join token was used at this moment by somebody else: make another"
-                )
+                raise JoinRefused("join_refused", "the join token was used or taken back at this moment: make another")
             self._identities.keep(row)
         log.info("joined", kind=identity.kind, name=identity.name, token=presented.id, peer=peer)
         return Joined(chain, self._credentials.authorities)
@@ -176,23 +178,32 @@ class Joining:
         """Raises ``JoinRefused``. Who does not have the secret learns nothing of the token."""
         kept = "-" * 64 if token is None else token.digest
         right = secrets.compare_digest(digest, kept)
-        if token is None or not right or self._wrong.get(token_id, 0) >= MAX_WRONG:
-            if token is not None:
-                self._wrong[token_id] = self._wrong.pop(token_id, 0) + 1
-                while len(self._wrong) > MAX_COUNTED:
-                    del self._wrong[next(iter(self._wrong))]
-            raise JoinRefused("join_refused", "there is no such join token: make one with llmgw ctl nodes add NAME")
+        unknown = f"there is no such join token: make one with llmgw ctl {identity.kind}s add NAME"
+        if token is None:
+            raise JoinRefused("join_refused", unknown, "unknown")
         command = f"make another with llmgw ctl {token.kind}s add {token.name}"
+        wrong = self._wrong.get(token_id, 0)
+        if not right or wrong >= MAX_WRONG:
+            self._wrong.pop(token_id, None)
+            self._wrong[token_id] = wrong + 1
+            while len(self._wrong) > MAX_COUNTED:
+                del self._wrong[next(iter(self._wrong))]
+            own = f"a wrong secret for join token {token_id}, {wrong + 1} of {MAX_WRONG} that make it void"
+            if wrong >= MAX_WRONG:
+                own = f"join token {token_id} is void, for {MAX_WRONG} wrong secrets were tried: {command}"
+            raise JoinRefused("join_refused", unknown, "wrong" if wrong < MAX_WRONG else "void", own)
         if token.used_at is not None:
-            raise JoinRefused("join_refused", f"the join token was used already, from {token.used_from}: {command}")
+            words = f"the join token was used already, from {token.used_from}: {command}"
+            raise JoinRefused("join_refused", words, "used")
         if token.expires_at <= self._clock.now().timestamp():
-            raise JoinRefused("join_refused", f"the join token has expired (it is good for 15 minutes): {command}")
+            words = f"the join token has expired (it is good for 15 minutes): {command}"
+            raise JoinRefused("join_refused", words, "expired")
         if (token.kind, token.name) != (identity.kind, identity.name):
-            raise JoinRefused(
-                "join_refused",
+            words = (
                 f"the join token is for {token.kind} {token.name}, not for {identity}: use it there, or make one with "
-                f"llmgw ctl {identity.kind}s add {identity.name}",
+                f"llmgw ctl {identity.kind}s add {identity.name}"
             )
+            raise JoinRefused("join_refused", words, "other")
 
 
 def plain(token: JoinToken) -> dict[str, object]:

@@ -16,7 +16,7 @@ from controlplane.services.errors import Refused, conflict, invalid, not_found
 from controlplane.services.fleet import find_model
 from controlplane.services.moments import shown
 from controlplane.services.outside import may_point
-from controlplane.services.recovery import learn_if_uncertain
+from controlplane.services.recovery import uncertain
 from controlplane.services.scoped import owned
 from controlplane.services.scopes import Scopes
 from controlplane.store.access import StoreAccess
@@ -270,7 +270,8 @@ class Models:
         try:
             self._changes.make(asked, work)
         except Refused as error:
-            learn_if_uncertain(error, self._store, lambda tx: tx.models.all(), self._catalog.learn)
+            if uncertain(error):
+                self._catalog.learn(self._store)
             raise
         stored = {key: row for key, row in self._catalog.stored.items() if key != name}
         self._catalog.take(catalog, stored if after is None else {**stored, name: after})

@@ -8,7 +8,6 @@ leaves here but into the loop.
 
 import secrets
 from collections.abc import Sequence
-from typing import Any
 
 from gevent.lock import RLock
 
@@ -18,7 +17,7 @@ from controlplane.fleet.keys import EngineKeys
 from controlplane.inbox import Inbox
 from controlplane.services.changes import Asked, Changed, Changes
 from controlplane.services.errors import Refused, conflict, not_found
-from controlplane.services.fleet import Fleet
+from controlplane.services.fleet import Fleet, Plain
 from controlplane.services.moments import shown
 from controlplane.services.recovery import learn_if_uncertain, once_answered
 from controlplane.store.access import StoreAccess
@@ -29,8 +28,6 @@ from llmgw.runtime.logs import Logger
 from llmgw.runtime.settings import did_you_mean
 
 log = Logger("llmgw.secrets")
-
-Plain = dict[str, Any]
 
 ENGINE = "engine"
 RANDOM_BYTES = 32
@@ -135,17 +132,14 @@ class Secrets:
 
     def drop(self, generations: Sequence[str]) -> None:
         """Have the store forget generations that nothing needs, as soon as it answers."""
+        gone = frozenset(generations)
 
-        def work(tx: Transaction) -> tuple[StoredSecret, ...]:
-            tx.secrets.drop(ENGINE, generations)
-            return tx.secrets.all(ENGINE)
+        def dropped(_: None) -> None:
+            # Of what memory has by now: a rotation may have been waiting for the store meanwhile.
+            self._learn([row for row in self._generations if row.generation not in gone], "")
+            log.info("older generations dropped", name=ENGINE, left=len(self._generations))
 
-        once_answered(self._store, work, self._dropped)
-
-    def _dropped(self, rows: Sequence[StoredSecret]) -> None:
-        with self._lock:
-            self._learn(rows, "")
-        log.info("older generations dropped", name=ENGINE, left=len(rows))
+        once_answered(self._store, lambda tx: tx.secrets.drop(ENGINE, generations), dropped)
 
     def _learn(self, rows: Sequence[StoredSecret], actor: str) -> None:
         self._generations = tuple(rows)

@@ -3,10 +3,8 @@
 from collections.abc import Callable
 from typing import Literal, TypeVar
 
-from controlplane.services.errors import store_unavailable
-from controlplane.services.filling import PATIENCE, filled
+from controlplane.services.reading import PATIENCE, filled, read
 from controlplane.store.access import StoreAccess
-from controlplane.store.errors import StoreUnavailable
 from controlplane.store.port import Transaction
 from controlplane.store.values import Page, RequestEntry, UsageRow
 from llmgw.runtime.clock import Clock
@@ -57,7 +55,7 @@ class UsageService:
         """Logged requests, newest first. What no index finds is looked for in ``patience``
         seconds: then the page has what was found, and where to go on."""
 
-        def read(wanted: int, place: str | None) -> Page[RequestEntry]:
+        def part(wanted: int, place: str | None) -> Page[RequestEntry]:
             return self._read(
                 lambda tx: tx.usage.requests(
                     wanted,
@@ -72,14 +70,11 @@ class UsageService:
                 )
             )
 
-        return filled(read, limit, cursor, self._clock, patience)
+        return filled(part, limit, cursor, self._clock, patience)
 
     def request(self, request_id: str) -> RequestEntry | None:
         """One logged request."""
         return self._read(lambda tx: tx.usage.request(request_id))
 
     def _read(self, work: Callable[[Transaction], T]) -> T:
-        try:
-            return self._store.read(work, REPORT_TIMEOUT)
-        except StoreUnavailable as error:
-            raise store_unavailable(error) from error
+        return read(self._store, work, REPORT_TIMEOUT)

@@ -5,6 +5,7 @@ databases is in a ``Backend``: ``sqlite`` and ``postgresql``.
 """
 
 import random
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from controlplane.store.port import Transaction
 from controlplane.store.queries import Queries
 from controlplane.store.queries.sql import Sql
 from llmgw.runtime.logs import Logger
+from llmgw.runtime.repeated import Repeated
 
 log = Logger("llmgw.store")
 _sleep = monkey.get_original("time", "sleep")  # in a native thread: its own sleep, no hub's
@@ -101,16 +103,33 @@ class Backend(Protocol):
 
 
 class Database:
-    """A store. ``write=False``: every attempt to write through it is an error."""
+    """A store. ``write=False``: every attempt to write through it is an error.
 
-    def __init__(self, backend: Backend, *, write: bool = True) -> None:
+    ``upgrade`` is asked, in the transaction that would bring an older schema up to this
+    program's, whether to; if not, the store cannot be opened, unless ``behind``: then it is
+    used as it is, to see who leads and no more.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        *,
+        write: bool = True,
+        upgrade: Callable[[Transaction], bool] = lambda _: True,
+        behind: bool = False,
+    ) -> None:
         self.backend = backend
         self._write = write
+        self._upgrade = upgrade
+        self._behind = behind
         self._engine = backend.engine(write=write)
         self._connection: Connection | None = None
         self._raw: Any = None
         self._lock = _allocate_lock()
         self._opened = False
+        self._reconnected = False
+        self._reconnections = Repeated(log.info, "connected to the store again")
+        schema.head()  # now: the database may be away until the package on disk was upgraded
 
     def open(self) -> "Database":
         """Connect, and bring the schema up to this program's. Raises ``StoreError`` if that
@@ -119,9 +138,9 @@ class Database:
             connection = self._connected()
             if self._write and not self._is_current(connection):
                 with self.backend.upgrading(connection), connection.begin():
-                    schema.migrate(connection, self.backend)
+                    self._migrate(connection)
             with connection.begin():
-                schema.require_head(connection, self.backend)
+                schema.require_head(connection, self.backend, behind=self._behind)
         except DBAPIError as error:
             self.close()
             raise self._told(self.backend.failure(error)) from error
@@ -192,6 +211,9 @@ class Database:
             self._failed(error, committing)
         except DBAPIError as error:
             self._failed(error, committing)
+        if self._reconnected:  # now: one that takes no writes is connected to for each that is tried
+            self._reconnected = False
+            self._reconnections.happened(time.monotonic(), store=self.backend.name, write=self._write)
         return result
 
     def _failed(self, error: DBAPIError, committing: bool) -> None:
@@ -230,12 +252,24 @@ class Database:
             self.backend.opened(connection, write=self._write)
             if self._opened:
                 with connection.begin():
-                    schema.require_head(connection, self.backend)
-                log.info("connected to the store again", store=self.backend.name, write=self._write)
+                    schema.require_head(connection, self.backend, behind=self._behind)
+                self._reconnected = True
         except BaseException:
             connection.close()
             raise
         return connection
+
+    def _migrate(self, connection: Connection) -> None:
+        now = schema.current(connection)
+        if not schema.has_lease(now) or self._upgrade(Queries(Sql(connection, self.backend.insert))):
+            schema.migrate(connection, self.backend)
+        elif self._behind:
+            log.warning(
+                "the store's schema is older than this program's: it stays as it is, for whoever leads",
+                store=self.backend.name,
+                schema=now,
+                ours=schema.head(),
+            )
 
     @staticmethod
     def _is_current(connection: Connection) -> bool:

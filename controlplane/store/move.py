@@ -28,10 +28,6 @@ from controlplane.store.tables import leadership, metadata
 BATCH = 2000
 """Rows held in memory at once."""
 
-EPOCHS_SPARED = 1000
-"""What a restored store's epoch is raised by: more starts than there were since its backup,
-so that agents that saw those obey at once (AGT-04)."""
-
 Progress = Callable[[str, int], None]
 """Told the table and how many of its rows are done."""
 
@@ -190,12 +186,6 @@ def clear(connection: Connection) -> None:
 def epoch(connection: Connection) -> int:
     """The last epoch that was taken; 0 if none."""
     return int(connection.scalar(select(func.max(leadership.c.epoch))) or 0)
-
-
-def set_epoch(connection: Connection, value: int) -> None:
-    """Make ``value`` the last epoch that was taken."""
-    connection.execute(leadership.delete())
-    connection.execute(leadership.insert().values(id=1, epoch=value))
 
 
 # ---------------------------------------------------------------- rows

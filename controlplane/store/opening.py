@@ -8,17 +8,45 @@ from urllib.parse import unquote, urlsplit
 
 import psycopg
 from psycopg import conninfo
+from sqlalchemy import inspect, literal, select
+from sqlalchemy.exc import DBAPIError
 
 from controlplane.store.access import StoreThreads
 from controlplane.store.database import Backend, Database
-from controlplane.store.errors import StoreError
+from controlplane.store.errors import StoreError, StoreUnavailable
 from controlplane.store.port import Transaction
 from controlplane.store.postgresql import Postgresql
 from controlplane.store.sqlite import Sqlite
-from llmgw.runtime.settings import SettingsError, read_secret
+from controlplane.store.tables import (
+    admin_tokens,
+    api_keys,
+    holds,
+    identities,
+    join_tokens,
+    models,
+    node_intents,
+    scopes,
+    settings,
+    users,
+)
+from llmgw.runtime.settings import Address, SettingsError, read_secret
 
 FILE = "llmgw.db"
 """The store in the state directory, unless ``store.url`` names another."""
+
+PEOPLES = (
+    admin_tokens,
+    api_keys,
+    holds,
+    identities,
+    join_tokens,
+    models,
+    node_intents,
+    scopes,
+    settings,
+    users,
+)
+"""Tables of what people made; the others fill by themselves."""
 
 _SECRET = ("password", "sslpassword")
 
@@ -44,6 +72,14 @@ def url_fault(url: str) -> str:
     return ""
 
 
+def remote(url: str) -> bool:
+    """Whether the database that ``url``, which has no fault, names is on another machine than this."""
+    if not url or _sqlite_file(url) is not None:
+        return False
+    hosts = str(conninfo.conninfo_to_dict(url).get("host") or "").split(",")
+    return not all(not host or host.startswith(("/", "@")) or Address(host, 0).loopback for host in hosts)
+
+
 def backend_of(url: str, password_file: Path | None, default: Path, **more: Any) -> Backend:
     """The database that ``url`` names; a SQLite file in the directory ``default`` if it is
     empty. ``more`` is handed to ``Postgresql``. ``url`` has no fault."""
@@ -58,9 +94,38 @@ def backend_of(url: str, password_file: Path | None, default: Path, **more: Any)
     return Postgresql(url, password, **more)
 
 
-def threads(backend: Backend, timeout: float, guard: Callable[[Transaction], None] | None = None) -> StoreThreads:
-    """A writer and a reader on the database, not started yet. ``guard``: see ``StoreThreads``."""
-    return StoreThreads(lambda: Database(backend), lambda: Database(backend, write=False), timeout, guard)
+def threads(
+    backend: Backend, timeout: float, guard: Callable[[Transaction], None] | None = None, *, upgrade: bool = True
+) -> StoreThreads:
+    """A writer and a reader on the database, not started yet. ``guard``: see ``StoreThreads``; an
+    older schema is upgraded if it passes, and not without ``upgrade``."""
+
+    def may_upgrade(tx: Transaction) -> bool:
+        if guard is not None:
+            guard(tx)
+        return upgrade
+
+    return StoreThreads(
+        lambda: Database(backend, upgrade=may_upgrade), lambda: Database(backend, write=False), timeout, guard
+    )
+
+
+def used(backend: Backend) -> bool:
+    """Whether a store, of whatever schema, holds anything that people made; one that does not
+    exist does not. Changes nothing; blocks. Raises ``StoreUnavailable`` or ``StoreError`` if that
+    cannot be told."""
+    if isinstance(backend, Sqlite) and not backend.file.exists():
+        return False
+    engine = backend.engine(write=False)
+    try:
+        with engine.connect() as connection, connection.begin():
+            there = set(inspect(connection).get_table_names())
+            queries = (select(literal(1)).select_from(table).limit(1) for table in PEOPLES if table.name in there)
+            return any(connection.execute(query).first() is not None for query in queries)
+    except DBAPIError as error:
+        raise StoreUnavailable(f"{backend.name}: {backend.failure(error).words}") from error
+    finally:
+        engine.dispose()
 
 
 def _password(file: Path) -> str:

@@ -257,7 +257,19 @@ class Intents(Protocol):
         ...
 
 
-class Audit(Protocol):
+class Dated(Protocol):
+    """Records of a moment, which are forgotten by their age."""
+
+    def newest(self) -> float | None:
+        """When the newest was made; ``None`` if there is none."""
+        ...
+
+    def drop_before(self, moment: float, limit: int) -> int:
+        """Forget at most ``limit`` that are older than ``moment``; how many went."""
+        ...
+
+
+class Audit(Dated, Protocol):
     """Who changed what."""
 
     def add(self, *entries: AuditEntry) -> None:
@@ -278,16 +290,8 @@ class Audit(Protocol):
         """Entries, newest first."""
         ...
 
-    def newest(self) -> float | None:
-        """When the newest was made; ``None`` if there is none."""
-        ...
 
-    def drop_before(self, moment: float, limit: int) -> int:
-        """Forget at most ``limit`` entries older than ``moment``; how many went."""
-        ...
-
-
-class Idempotency(Protocol):
+class Idempotency(Dated, Protocol):
     """Changes made under an Idempotency-Key."""
 
     def find(self, user: str, key: str) -> IdempotencyRecord | None:
@@ -298,26 +302,13 @@ class Idempotency(Protocol):
         """Keep one, in the transaction of its change. Raises ``Duplicate``."""
         ...
 
-    def newest(self) -> float | None:
-        """When the newest was made; ``None`` if there is none."""
-        ...
-
-    def drop_before(self, moment: float, limit: int) -> int:
-        """Forget at most ``limit`` records older than ``moment``; how many went."""
-        ...
-
 
 class Usage(Protocol):
     """Usage roll-ups and the request log (TEN-06)."""
 
-    def add(self, source: str, boot: str, sequence: int, entries: Sequence[RequestEntry], *, log: bool) -> bool:
-        """Count a batch of requests, and log them if ``log``. False, and nothing is done,
-        if this batch of that router process was counted before, in whatever order they
-        come (STO-03)."""
-        ...
-
-    def add_all(self, batches: Sequence[UsageOf], *, log: bool) -> Counted:
-        """The same for several, which costs less than one after the other."""
+    def add(self, batches: Sequence[UsageOf], *, log: bool) -> Counted:
+        """Count batches of requests, and log them if ``log``. Nothing is done with a batch of
+        a router process that was counted before, in whatever order they come (STO-03)."""
         ...
 
     def rows(
@@ -373,7 +364,7 @@ class Usage(Protocol):
         ...
 
 
-class Events(Protocol):
+class Events(Dated, Protocol):
     """Decisions and events beyond the journal."""
 
     def add(self, entries: Sequence[EventEntry]) -> None:
@@ -391,15 +382,8 @@ class Events(Protocol):
         since: float | None = None,
         until: float | None = None,
     ) -> Page[EventEntry]:
-        """Events, newest first."""
-        ...
-
-    def newest(self) -> float | None:
-        """When the newest was made; ``None`` if there is none."""
-        ...
-
-    def drop_before(self, moment: float, limit: int) -> int:
-        """Forget at most ``limit`` events older than ``moment``; how many went."""
+        """Events, newest first, by ``at`` and ``id``. A cursor is ``services.paging.encode`` of those
+        of the last one, be that in the store or not."""
         ...
 
 

@@ -2,17 +2,18 @@
 
 import contextlib
 import os
+import secrets
 import sqlite3
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, func, select
 
+from controlplane.leadership.lease import Row
 from controlplane.store import schema
 from controlplane.store.database import Backend, Database
 from controlplane.store.errors import StoreError
 from controlplane.store.move import (
-    EPOCHS_SPARED,
     Progress,
     clear,
     copy,
@@ -20,14 +21,18 @@ from controlplane.store.move import (
     give_to_owner,
     nothing,
     reading,
-    set_epoch,
     writing,
 )
 from controlplane.store.queries import Queries
+from controlplane.store.queries.lease import SPENT
 from controlplane.store.queries.sql import Sql
 from controlplane.store.sqlite import Sqlite
-from controlplane.store.tables import join_tokens
+from controlplane.store.tables import join_tokens, leadership
 from llmgw.runtime.files import sync_directory
+
+EPOCHS_SPARED = 1000
+"""What a restored store's epoch is raised by: more starts than there were since its backup,
+so that agents that saw those obey at once (AGT-04)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +91,7 @@ def _rights(store: Backend) -> _Rights | None:
 def replace(target: Backend, content: Sqlite, progress: Progress = nothing) -> int:
     """Make ``content`` (of this program's schema; it is used up) what ``target`` holds.
 
-    Returns the epoch that the next start goes on from: above that of the backup and that
+    Returns the epoch that the next leader goes on from: above that of the backup and that
     of the store that is replaced, by ``EPOCHS_SPARED``. Nobody may use ``target``
     meanwhile. Raises ``StoreError``; then it is as it was.
     """
@@ -97,8 +102,7 @@ def replace(target: Backend, content: Sqlite, progress: Progress = nothing) -> i
 
 def _replace_file(target: Sqlite, content: Sqlite) -> int:
     with writing(content) as connection:
-        floor = max(epoch(connection), _old_epoch(target)) + EPOCHS_SPARED
-        set_epoch(connection, floor)
+        last = _hold_back(connection, _last(connection), _last_of_file(target))
         _forget_tokens(connection)
     try:
         _fold(content)
@@ -111,7 +115,7 @@ def _replace_file(target: Sqlite, content: Sqlite) -> int:
         sync_directory(target.file.parent)
     except (OSError, sqlite3.Error) as error:
         raise StoreError(f"{target.name}: cannot be replaced: {error}") from error
-    return floor
+    return last
 
 
 def _fold(store: Sqlite) -> None:
@@ -123,22 +127,48 @@ def _fold(store: Sqlite) -> None:
         raise StoreError(f"{store.name}: another process keeps it open: end that one first")
 
 
-def _old_epoch(target: Sqlite) -> int:
-    if not target.file.exists() or not target.file.stat().st_size:
-        return 0
-    with reading(target) as connection:
-        return epoch(connection) if schema.current(connection) is not None else 0
-
-
 def _replace_rows(target: Backend, content: Sqlite, progress: Progress) -> int:
     Database(target).open().close()
     with reading(content) as source, writing(target) as connection:
-        floor = max(epoch(source), epoch(connection)) + EPOCHS_SPARED
+        replaced = _last(connection)
         clear(connection)
         copy(source, connection, progress)
-        set_epoch(connection, floor)
+        last = _hold_back(connection, _last(connection), replaced)
         _forget_tokens(connection)
-    return floor
+    return last
+
+
+def held_back(owner: str, *rows: Row) -> Row:
+    """The lease of a restored store: its epoch is above those of ``rows``, and ``owner``, an id
+    that nobody has, holds it for as long as the longest of their claims. A control plane that
+    the database could not see when it was locked may be sure to lead for as long: candidates
+    wait, and that one lets go once it asks (HA-01)."""
+    return Row(owner, 0, max(row.epoch for row in rows) + EPOCHS_SPARED, max(row.ttl for row in rows))
+
+
+def _last(connection: Connection) -> Row:
+    """Epoch and length of the last claim; 0 where they are not known, or no leader's."""
+    revision = schema.current(connection)
+    last = epoch(connection) if revision is not None else 0
+    if last >= SPENT:
+        last = 0  # no leader wrote it: what peers obeyed is learned from them
+    ttl = connection.scalar(select(func.max(leadership.c.ttl))) if revision == schema.head() else None
+    return Row("", 0, last, float(ttl or 0.0))
+
+
+def _last_of_file(target: Sqlite) -> Row:
+    if not target.file.exists() or not target.file.stat().st_size:
+        return Row("", 0, 0, 0.0)
+    with reading(target) as connection:
+        return _last(connection)
+
+
+def _hold_back(connection: Connection, *rows: Row) -> int:
+    """Write the lease that ``held_back`` says. Returns its epoch."""
+    row = held_back(secrets.token_hex(16), *rows)
+    connection.execute(leadership.delete())
+    connection.execute(leadership.insert().values(id=1, epoch=row.epoch, owner=row.owner, ttl=row.ttl))
+    return row.epoch
 
 
 def _forget_tokens(connection: Connection) -> None:

@@ -17,7 +17,7 @@ import gevent
 
 from controlplane.store.access import StoreAccess
 from controlplane.store.errors import StoreUnavailable
-from controlplane.store.port import Transaction
+from controlplane.store.port import Dated, Transaction
 from llmgw.runtime.clock import Clock
 from llmgw.runtime.logs import Logger
 
@@ -72,6 +72,10 @@ def _by(setting: str) -> Callable[[Callable[[str], Any]], float]:
     return lambda value: float(value(setting))
 
 
+def _dated(name: str, age: Callable[[Callable[[str], Any]], float], of: Callable[[Transaction], Dated]) -> _Kind:
+    return _Kind(name, age, lambda tx, before, most: of(tx).drop_before(before, most), lambda tx: of(tx).newest())
+
+
 KINDS = (
     _Kind(
         "requests",
@@ -85,24 +89,9 @@ KINDS = (
         lambda tx, before, most: tx.usage.drop_usage(before, most),
         lambda tx: tx.usage.newest(),
     ),
-    _Kind(
-        "audit",
-        _by("audit.retention"),
-        lambda tx, before, most: tx.audit.drop_before(before, most),
-        lambda tx: tx.audit.newest(),
-    ),
-    _Kind(
-        "events",
-        _by("events.retention"),
-        lambda tx, before, most: tx.events.drop_before(before, most),
-        lambda tx: tx.events.newest(),
-    ),
-    _Kind(
-        "idempotency",
-        lambda _: IDEMPOTENCY,
-        lambda tx, before, most: tx.idempotency.drop_before(before, most),
-        lambda tx: tx.idempotency.newest(),
-    ),
+    _dated("audit", _by("audit.retention"), lambda tx: tx.audit),
+    _dated("events", _by("events.retention"), lambda tx: tx.events),
+    _dated("idempotency", lambda _: IDEMPOTENCY, lambda tx: tx.idempotency),
     _Kind(
         "join tokens",
         lambda _: JOIN_TOKENS,

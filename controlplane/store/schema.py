@@ -17,6 +17,9 @@ from sqlalchemy import Connection, inspect
 
 from controlplane.store.errors import StoreError, StoreUnavailable
 
+LEASE = "0004"
+"""The step from which on a database tells who leads."""
+
 
 class Upgraded(Protocol):
     """What is migrated; see ``database.Backend``."""
@@ -41,8 +44,8 @@ def configuration(connection: Connection | None = None, **attributes: Any) -> Co
 
 @functools.cache
 def head() -> str:
-    """The newest step this program knows. Looked up once: what an upgrade has put on disk since
-    is not this process's schema."""
+    """The newest step this program knows. Looked up once, before any database is asked: what
+    an upgrade of the package has put on disk since is not this process's schema."""
     newest = ScriptDirectory.from_config(configuration()).get_current_head()
     if newest is None:
         raise StoreError("the package 'migrations' holds no steps: install llmgw again")
@@ -74,22 +77,35 @@ def migrate(connection: Connection, database: Upgraded) -> None:
     else:
         _require_known(now, database.name)
         database.back_up(now)
-    command.upgrade(configuration(connection), "head")
+    command.upgrade(configuration(connection), head())
 
 
-def require_head(connection: Connection, database: Upgraded) -> None:
-    """Raise ``StoreUnavailable`` unless the database is at this program's schema."""
+def has_lease(revision: str | None) -> bool:
+    """Whether a database at this step, which this program knows, tells who leads."""
+    return revision is not None and revision >= LEASE and revision in _known()
+
+
+def require_head(connection: Connection, database: Upgraded, *, behind: bool = False) -> None:
+    """Raise ``StoreUnavailable`` unless the database is at this program's schema; ``behind``: or
+    at an older one that tells who leads. Raises ``StoreError`` for one that this program does not
+    know."""
     now = current(connection)
-    if now != head():
+    if now != head() and not (behind and has_lease(now)):
+        if now is not None:
+            _require_known(now, database.name)
         raise StoreUnavailable(
             f"{database.name}: its schema is {now or 'none'} and not {head()}: it was replaced, or is being upgraded; "
             "restart the control plane if this lasts"
         )
 
 
+def _known() -> set[str]:
+    """This program's steps."""
+    return {step.revision for step in ScriptDirectory.from_config(configuration()).walk_revisions("base", head())}
+
+
 def _require_known(revision: str, name: str) -> None:
-    known = {step.revision for step in ScriptDirectory.from_config(configuration()).walk_revisions()}
-    if revision in known:
+    if revision in _known():
         return
     if revision.isdigit() and revision > head():
         raise StoreError(

@@ -260,8 +260,8 @@ class Enrolled:
 
     Certificates that were issued at or before ``revoked_at`` are refused for ever, later
     ones are good. ``removed_at``: it left the fleet and belongs to it again once it shows
-    such a later one (REC-13). ``serial``, ``issued_at`` and ``expires_at`` are its newest
-    certificate's; empty and ``None`` are not known.
+    such a later one (REC-13). ``serial`` and ``expires_at`` are its newest certificate's,
+    ``issued_at`` is the latest date of any; empty and ``None`` are not known.
     """
 
     kind: str

@@ -124,7 +124,7 @@ def put(tx: Transaction, records: Sequence[bytes], *, log: bool) -> Counted:
             _entry(spooled, item, min(max(made - item.ago, spooled.at - OLDEST), spooled.at)) for item in batch.records
         )
         batches.append(UsageOf(spooled.router, batch.boot, batch.sequence, entries))
-    return tx.usage.add_all(batches, log=log)
+    return tx.usage.add(batches, log=log)
 
 
 def _entry(spooled: Spooled, item: RequestRecord, at: float) -> RequestEntry:

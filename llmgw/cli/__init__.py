@@ -91,7 +91,6 @@ class _Main(Group):
 @click.option("--api", metavar="URL", envvar="LLMGW_API", help="Admin API of the control plane; beats LLMGW_API.")
 @click.option("--token-file", metavar="FILE", help="File with your token for it; beats LLMGW_TOKEN_FILE.")
 @click.option("--ca", metavar="FILE", help="Certificate authority of an https:// API; beats LLMGW_CA.")
-@click.pass_context
-def main(context: click.Context, api: str | None, token_file: str | None, ca: str | None) -> None:
+def main(api: str | None, token_file: str | None, ca: str | None) -> None:
     """Serve large language models on your own machines behind one OpenAI-compatible address."""
-    context.obj = {"api": api, "token_file": token_file, "ca": ca}
+    # The options stay in the context, where options.connect looks.

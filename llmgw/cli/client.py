@@ -12,14 +12,17 @@ import sys
 import time
 import uuid
 from collections.abc import Iterator
+from contextlib import nullcontext
+from math import ceil
 from typing import Any, NamedTuple, NoReturn
 from urllib.parse import quote, urlsplit
 
 import click
 
 from llmgw import __version__
+from llmgw.cli import sse
 from llmgw.cli.credentials import WAYS, Credential, find
-from llmgw.cli.output import clean
+from llmgw.cli.output import clean, waiting_aloud
 from llmgw.cli.words import BROKE, no_number, reason, tls
 
 DEFAULT_API = "http://127.0.0.1:7000"
@@ -27,7 +30,6 @@ MAX_ANSWER = 256 * 1024 * 1024
 CONNECT, READ, WHOLE = 5.0, 60.0, 300.0
 """Seconds to connect, between two pieces of an answer, and for the whole of it."""
 
-MAX_EVENT = 4 * 1024 * 1024
 PIECE = 64 * 1024
 SLOW = 1.0
 """Seconds after which the pages of a long list are counted aloud."""
@@ -39,6 +41,9 @@ MAX_PAGES = 100_000
 
 _API_WAY = re.compile(r": (send a token as|an administrator can change that with) ")
 """Where the API tells programs how to get in; people are told the command."""
+
+_MAKES_SCOPE = "POST /api/v1/scopes"
+"""The API's remedy for a scope that is missing; people are told the command."""
 
 
 class Refused(click.ClickException):
@@ -69,14 +74,6 @@ class Answer(NamedTuple):
 
     body: dict[str, Any]
     tag: str | None = None
-
-
-class Sent(NamedTuple):
-    """A server-sent event. ``last`` is the id to go on after."""
-
-    last: str
-    kind: str
-    data: str
 
 
 class _Reply(NamedTuple):
@@ -127,6 +124,9 @@ class Client:
         self._credential: Credential = find(token_file, self.url, quiet=within is not None)
         self._until = None if within is None else time.monotonic() + within
         self._session: Any = None
+        self._quiet = within is not None
+        self.patience = READ
+        """Seconds that an answer may take to begin, and to go on."""
 
     # ------------------------------------------------------------ asking
 
@@ -151,11 +151,8 @@ class Client:
                 page = self.get(path, field, cursor=cursor, limit=wanted, **query)
                 if not isinstance(page[field], list):
                     raise ValueError(f"{field} is not a list")
-                if whole:
-                    whole[field] += page[field]
-                else:
-                    whole = page
                 cursor = page.pop("next", None)
+                whole |= page | {field: [*whole.get(field, ()), *page[field]]}
                 if cursor is None or (limit is not None and len(whole[field]) >= limit):
                     break
                 if not isinstance(cursor, str) or cursor in seen or len(seen) >= MAX_PAGES:
@@ -195,7 +192,7 @@ class Client:
             raise Unreachable(f"{self.url} did not answer with {kind}: is it of version {__version__}?")
         return reply.content.decode(errors="replace")
 
-    def events(self, path: str, last: str | None = None, **query: Any) -> Iterator[Sent]:
+    def events(self, path: str, last: str | None = None, **query: Any) -> Iterator[sse.Sent]:
         """Server-sent events until the connection ends. Raises ``Unreachable`` when it breaks."""
         headers = {"Last-Event-ID": last} if last else {}
         try:
@@ -204,9 +201,11 @@ class Client:
                 if answer.status_code != 200 or not kind.startswith("text/event-stream"):
                     self._parsed(_Reply(answer.status_code, answer.headers, self._content(answer)), "")
                     raise Unreachable(f"{self.url} sends no events: is it of version {__version__}?")
-                yield from _sse(self._pieces(answer, None))
+                yield from sse.read(self._pieces(answer, None))
         except _Broken as error:
             self._away(error.cause)
+        except sse.TooLong as error:
+            raise Unreachable(f"{self.url} sent {error}") from error
 
     # ------------------------------------------------------------ the connection
 
@@ -247,16 +246,20 @@ class Client:
         if match is not None:
             headers["If-Match"] = match
         try:
-            return self._session.request(
-                method,
-                f"{self.url}/api/v1/{path}",
-                json=body,
-                params={name: value for name, value in (query or {}).items() if value is not None},
-                headers=headers,
-                timeout=(self._at_most(CONNECT), self._at_most(READ)),
-                allow_redirects=False,
-                stream=True,
-            )
+            # Only until it answered once: what is redrawn in place must not be written over.
+            with nullcontext() if self._quiet else waiting_aloud(f"waiting for {self.url} to answer …"):
+                answer = self._session.request(
+                    method,
+                    f"{self.url}/api/v1/{path}",
+                    json=body,
+                    params={name: value for name, value in (query or {}).items() if value is not None},
+                    headers=headers,
+                    timeout=(self._at_most(CONNECT), self._at_most(self.patience)),
+                    allow_redirects=False,
+                    stream=True,
+                )
+            self._quiet = True
+            return answer
         except (requests.exceptions.RequestException, OSError, ValueError) as error:
             self._failed(error)
 
@@ -346,10 +349,10 @@ class Client:
         return parsed
 
     def _refusal(self, status: int, body: dict[str, Any]) -> Refused:
-        lines = [_API_WAY.split(clean(body["message"]), maxsplit=1)[0]]
+        lines = [_API_WAY.split(_for_people(body["message"]), maxsplit=1)[0]]
         listed = body.get("faults")
         faults = tuple(
-            (clean(fault.get("path") or ""), clean(fault.get("message")))
+            (clean(fault.get("path") or ""), _for_people(fault.get("message")))
             for fault in (listed if isinstance(listed, list) else ())
             if isinstance(fault, dict)
         )
@@ -368,11 +371,24 @@ class Client:
                 "llmgw ctl user set"
             )
         elif code == "not_leader":
-            lines.append("Ask the one that leads: --api URL, or LLMGW_API.")
+            lines += _ask_again(body)
         elif status == 412:
             lines.append("Nothing was changed. Look at it again, then repeat the command.")
         lines.append(f"({code}, request {clean(body.get('request_id', '-'))})")
         return (Denied if status in (401, 403) else Refused)("\n".join(lines), code, faults)
+
+
+def _for_people(words: Any) -> str:
+    return clean(words).replace(_MAKES_SCOPE, "llmgw ctl scope add")
+
+
+def _ask_again(body: dict[str, Any]) -> list[str]:
+    """What to do when a control plane does not lead and says where the one is that does."""
+    if not body.get("leader"):
+        return []
+    takes_in = body.get("takeover_seconds")
+    when = f"this one again in {max(1, ceil(takes_in))} s" if isinstance(takes_in, int | float) else "again"
+    return [f"Ask the one that leads: --api URL, or LLMGW_API. If it does not answer, ask {when}."]
 
 
 class _Broken(Exception):
@@ -381,28 +397,3 @@ class _Broken(Exception):
     def __init__(self, cause: Exception) -> None:
         super().__init__(str(cause))
         self.cause = cause
-
-
-def _sse(pieces: Iterator[bytes]) -> Iterator[Sent]:
-    """Server-sent events, as the HTML standard reads them."""
-    rest = b""
-    last, kind = "", ""
-    data: list[str] = []
-    for piece in pieces:
-        rest += piece
-        *lines, rest = re.split(rb"\r\n|\n|\r(?!\Z)", rest)
-        if len(rest) + sum(map(len, data)) > MAX_EVENT:
-            raise Unreachable(f"an event is larger than {MAX_EVENT} bytes")
-        for line in lines:
-            field, _, value = line.decode(errors="replace").partition(":")
-            value = value.removeprefix(" ")
-            if not line:
-                if data:
-                    yield Sent(last, kind, "\n".join(data))
-                kind, data = "", []
-            elif field == "data":
-                data.append(value)
-            elif field == "event":
-                kind = value
-            elif field == "id":
-                last = value

@@ -1,7 +1,6 @@
 """Completion for shells: the words of the command, and names that the API knows."""
 
 from collections.abc import Callable, Iterable
-from typing import Any
 
 import click
 
@@ -51,14 +50,7 @@ def names(path: str, field: str, name: str) -> Callable[[click.Context, click.Pa
 def _ask(context: click.Context, path: str, field: str, name: str) -> Iterable[str]:
     from llmgw.cli.options import connect  # noqa: PLC0415 - not needed to print the script
 
-    outer: dict[str, Any] = {}
-    here: click.Context | None = context
-    while here is not None:
-        for option in ("api", "token_file", "ca"):
-            outer.setdefault(option, here.params.get(option))
-        here = here.parent
-    client = connect(context, outer["api"], outer["token_file"], outer["ca"], SECONDS)
-    for entry in client.all(path, field)[field]:
+    for entry in connect(context, SECONDS).all(path, field)[field]:
         yield str(entry[name])
         yield from entry.get("aliases", ())
 

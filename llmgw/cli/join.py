@@ -1,19 +1,40 @@
 """``llmgw join``: how a machine becomes a node or router of an installation (SEC-02)."""
 
 import os
+import socket
 import sys
+import textwrap
 from pathlib import Path
+from typing import Any
 
 import click
 
+from llmgw.cli.credentials import loopback
 from llmgw.cli.ctl.cert import in_words
 from llmgw.cli.options import example
-from llmgw.cli.output import clean, say
+from llmgw.cli.output import as_yaml, clean, say
 
 FOLDERS = {"node": "/var/lib/llmgw/agent/identity", "router": "/var/lib/llmgw/router/identity"}
 """Where the parts look unless their setting ``identity`` says otherwise."""
 
+PORTS = {"node": 7001, "router": 7002}
+"""Where control planes listen for them unless their settings say otherwise."""
+
+LISTEN = "0.0.0.0:8080"
+"""Where a router on a machine of its own serves clients; it listens on loopback unless its settings say so."""
+
 MAX_TOKEN = 4096
+
+_ORDER = "the order is llmgw join node|router HOST:PORT NAME"
+
+
+class _Kind(click.Choice[str]):
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        try:
+            return super().convert(value, param, ctx)
+        except click.BadParameter as error:
+            swapped = "are the arguments swapped? " if ":" in str(value) else ""
+            self.fail(f"{error.message.rstrip('.')}: {swapped}{_ORDER}", param, ctx)
 
 
 @click.command(
@@ -23,7 +44,7 @@ MAX_TOKEN = 4096
         "llmgw join router 192.0.2.7:7003 edge-1 --identity /srv/router/identity",
     )
 )
-@click.argument("kind", metavar="node|router", type=click.Choice(("node", "router")))
+@click.argument("kind", metavar="node|router", type=_Kind(("node", "router")))
 @click.argument("address", metavar="HOST:PORT")
 @click.argument("name")
 @click.option(
@@ -48,6 +69,8 @@ def join(kind: str, address: str, name: str, *, folder: str | None, token_file: 
     from llmgw.identity.names import identity  # noqa: PLC0415
     from llmgw.runtime.kinds import parse_address  # noqa: PLC0415
 
+    if ":" in name:
+        raise click.UsageError(f"NAME {clean(name)!r} looks like an address, swapped with the name: {_ORDER}")
     with in_words():
         who = identity(kind, name)
         try:
@@ -61,7 +84,37 @@ def join(kind: str, address: str, name: str, *, folder: str | None, token_file: 
         token = parse(_token(token_file))
         given = ask(where, token, who, out)
     service = "agent" if kind == "node" else "router"
+    settings = _settings(kind, name, where.host, folder)
     say(f"{out} holds the {given.identity}, serial {given.serial}. Start it: llmgw {service} --config FILE")
+    reached = {
+        "address": "; address is where routers reach this machine",
+        "listen": "; listen is where clients reach it",
+    }
+    say(f"Its settings say at least this{''.join(words for key, words in reached.items() if key in settings)}:")
+    click.echo(textwrap.indent(as_yaml(settings), "  "), nl=False)
+
+
+def _settings(kind: str, name: str, control_plane: str, folder: str | None) -> dict[str, Any]:
+    """What the part's settings must say: to come to this control plane, and others to it."""
+    host = f"[{control_plane}]" if ":" in control_plane else control_plane
+    settings: dict[str, Any] = {f"{kind}_id": name, "control_planes": [f"{host}:{PORTS[kind]}"]}
+    if folder is not None:
+        settings["identity"] = str(Path(folder).absolute())
+    ours = _address_towards(control_plane)
+    if not loopback(ours):
+        settings |= {"address": ours} if kind == "node" else {"listen": LISTEN}
+    return settings
+
+
+def _address_towards(host: str) -> str:
+    """Our own address on the way to ``host``, to which nothing is sent; our name if there is no telling."""
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host, PORTS["node"], type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.connect(address)
+            return str(probe.getsockname()[0])
+    except OSError:
+        return socket.gethostname()
 
 
 def _writable(out: Path) -> None:

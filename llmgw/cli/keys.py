@@ -1,16 +1,15 @@
 """``llmgw keys``: the keys that clients present to the router."""
 
-import sys
 from typing import Any
 
 import click
 
 from llmgw.cli import completion
+from llmgw.cli.changes import hand_over, shown_once
 from llmgw.cli.client import Client, segment
-from llmgw.cli.ctl.people import shown_once
 from llmgw.cli.groups import Group
 from llmgw.cli.options import api, example, output
-from llmgw.cli.output import clean, console, day, moment, plain, say
+from llmgw.cli.output import console, day, plain, say, utc
 from llmgw.cli.tables import table
 
 
@@ -59,15 +58,16 @@ def create(
     if expires:
         body["expires"] = expires
     made = client.send("POST", "keys", "id", body)
-    secret = shown_once(made, "key", f"llmgw keys revoke {clean(made['id'])}")
-    if plain(made, form):
-        return
-    allowed = ", ".join(made["models"]) if made.get("models") else "all models"
-    where = "" if sys.stdout.isatty() else ", on standard output"
-    until = f"{moment(made['expires_at'])} UTC" if made.get("expires_at") else "never"
-    words = f"{made['id']} for {allowed}, expires {until}. Shown this once{where}:"
-    click.echo(clean(words), err=True)
-    click.echo(secret)
+    secret = shown_once(made, "key", "llmgw keys revoke")
+    if not plain(made, form):
+        hand_over(
+            f"{made['id']} for {_models(made, 'all models')}, expires {utc(made.get('expires_at'), 'never')}.", secret
+        )
+
+
+def _models(key: dict[str, Any], every: str) -> str:
+    """What a key is good for; ``every`` if that is not limited."""
+    return ", ".join(key["models"]) if "models" in key else every
 
 
 @keys.command("list", epilog=example("llmgw keys list", "llmgw keys list --scope acme", "llmgw keys list -o json"))
@@ -94,7 +94,7 @@ def list_keys(client: Client, scope: str | None, form: str) -> None:
                 key.get("scope", ""),
                 day(key["created_at"]),
                 day(key.get("expires_at"), "never"),
-                ", ".join(key["models"]) if "models" in key else "all",
+                _models(key, "all"),
                 *([key["created_by"], day(key.get("revoked_at"))] if wide else []),
             ]
             for key in answer["keys"]
@@ -113,9 +113,9 @@ def show_key(client: Client, key_id: str, form: str) -> None:
     key = client.get(f"keys/{segment(key_id)}", "id")
     if plain(key, form):
         return
-    allowed = ", ".join(key["models"]) if "models" in key else "all models"
-    say(f"{key['id']} ({key['name']}) is {key['state']}: {allowed}, expires {day(key.get('expires_at'), 'never')}")
-    say(f"scope {key.get('scope') or 'none'}; made {day(key['created_at'])} by {key['created_by']}")
+    until = utc(key.get("expires_at"), "never")
+    say(f"{key['id']} ({key['name']}) is {key['state']}: {_models(key, 'all models')}, expires {until}")
+    say(f"scope {key.get('scope') or 'none'}; made {utc(key['created_at'])} by {key['created_by']}")
 
 
 @keys.command(epilog=example("llmgw keys revoke key-1a2b3c4d5e6f"))

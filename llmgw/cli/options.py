@@ -23,7 +23,7 @@ EXAMPLE = 74
 
 
 def connection(command: Command) -> Command:
-    """Where the API is and how it is asked: three options, left in the context."""
+    """Where the API is and how it is asked: three options, left in the context for ``connect``."""
     for option in (
         click.option("--ca", metavar="FILE", help="Certificate authority of an https:// API."),
         click.option("--token-file", metavar="FILE", help="File with your token; beats LLMGW_TOKEN_FILE."),
@@ -33,28 +33,42 @@ def connection(command: Command) -> Command:
     return command
 
 
-def connect(
-    context: click.Context, api: str | None, token_file: str | None, ca: str | None, within: float | None = None
-) -> Client:
-    """The client that these options ask for; those of ``llmgw`` itself come after them."""
-    outer = context.find_root().obj or {}
+def connect(context: click.Context, within: float | None = None) -> Client:
+    """The client that the command's options ask for; those of the groups that it stands in
+    come after them, then the environment."""
+
+    def given(option: str) -> str | None:
+        here: click.Context | None = context
+        while here is not None and not here.params.get(option):
+            here = here.parent
+        return None if here is None else here.params[option]
+
     return Client(
-        api or outer.get("api") or os.environ.get("LLMGW_API") or DEFAULT_API,
-        token_file or outer.get("token_file"),
-        ca or outer.get("ca") or os.environ.get("LLMGW_CA") or None,
+        given("api") or os.environ.get("LLMGW_API") or DEFAULT_API,
+        given("token_file"),
+        given("ca") or os.environ.get("LLMGW_CA") or None,
         within,
     )
 
 
 def api(command: Command) -> Command:
-    """``--api``, ``--token-file``, ``--ca``: the command gets a ``client``."""
+    """``--api``, ``--token-file``, ``--ca``: the command gets a ``client``. A group that answers
+    by itself does so only where none of its commands is asked for."""
 
     @wraps(command)
-    def connected(*args: Any, api: str | None, token_file: str | None, ca: str | None, **options: Any) -> Any:
-        client = connect(click.get_current_context(), api, token_file, ca)
-        return command(*args, client=client, **options)
+    def connected(*args: Any, api: str | None, token_file: str | None, ca: str | None, **options: Any) -> Any:  # noqa: ARG001 - connect finds them
+        context = click.get_current_context()
+        return None if context.invoked_subcommand else command(*args, client=connect(context), **options)
 
     return connection(connected)  # type: ignore[return-value]
+
+
+def with_list(group: click.Group) -> None:
+    """Give a group that lists by itself the command ``list``, which does the same."""
+    alone = f"llmgw ctl {group.name}"
+    command = click.Command("list", callback=group.callback, params=group.params, help=f"The same as {alone} alone.")
+    command.epilog = example(f"{alone} list", f"{alone} list -o json")
+    group.add_command(command)
 
 
 def output(command: Command) -> Command:

@@ -3,6 +3,7 @@
 ``-`` is unknown; 0 is zero.
 """
 
+import contextlib
 import io
 import json
 import os
@@ -10,6 +11,8 @@ import re
 import shutil
 import sys
 import textwrap
+import threading
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, TextIO
 
 import click
@@ -22,6 +25,9 @@ GIB = 1024**3
 
 ENDLESS = 100_000
 """Width without a terminal: a row is a line, for ``grep`` to find."""
+
+SILENT = 2.0
+"""Seconds after which a person at a terminal is told what is waited for."""
 
 _STEERS = re.compile(r"[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 """Control characters, those that turn the direction of writing, and halves of pairs."""
@@ -50,6 +56,34 @@ def give_up() -> None:
 def say(text: str) -> None:
     """A line for people, which may hold words of others."""
     click.echo(folded("\n".join(clean(line) for line in text.split("\n")), sys.stdout))
+
+
+@contextlib.contextmanager
+def waiting_aloud(what: str, after: float = SILENT) -> Iterator[None]:
+    """Say on a terminal what is waited for if it takes longer than so many seconds; wiped when
+    it is over."""
+    stream = sys.stderr
+    if not stream.isatty():
+        yield
+        return
+    told = threading.Event()
+
+    def tell() -> None:
+        told.set()
+        stream.write(f"\r{clean(what)[: shutil.get_terminal_size().columns - 1]}")
+        stream.flush()
+
+    timer = threading.Timer(after, tell)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()
+        if told.is_set():
+            stream.write("\r\x1b[K")
+            stream.flush()
 
 
 def folded(text: str, stream: TextIO, used: int = 0) -> str:
@@ -173,8 +207,13 @@ def ago(seconds: float | None) -> str:
 
 
 def moment(text: str | None) -> str:
-    """A moment of the API as people read it, in UTC: ``2030-01-31 12:30:00``."""
+    """A moment of the API in a table, whose moments are all in UTC: ``2030-01-31 12:30:00``."""
     return UNKNOWN if text is None else clean(text)[:19].replace("T", " ")
+
+
+def utc(text: str | None, absent: str = UNKNOWN) -> str:
+    """A moment of the API in a sentence: ``2030-01-31 12:30 UTC``."""
+    return absent if text is None else f"{moment(text)[:16]} UTC"
 
 
 def day(text: str | None, absent: str = UNKNOWN) -> str:

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import click
 
+from llmgw.cli.options import example
+
 _PASS_ON = {"ignore_unknown_options": True, "allow_extra_args": True}
 
 
@@ -22,98 +24,77 @@ def _become(module: str, needs: str, extra: str, arguments: list[str]) -> None:
     os.execv(sys.executable, [sys.executable, "-P", "-m", module, *arguments])  # noqa: S606 - no shell is wanted
 
 
-def _with_config(config: Path | None, rest: list[str]) -> list[str]:
-    return [*(["--config", str(config)] if config else []), *rest]
+def _part(name: str, part: str, needs: str, *, does: str, checks: str = "settings and identity") -> click.Command:
+    """The command that becomes ``part``, whose settings file and extra have the same name."""
+
+    @click.command(
+        name,
+        help=does,
+        context_settings=_PASS_ON,
+        epilog=example(f"llmgw {name} --config /etc/llmgw/{part}.yaml", f"llmgw {name} --config {part}.yaml --check"),
+    )
+    @click.option("--config", type=click.Path(path_type=Path), metavar="FILE", help="Settings file.")
+    @click.option("--check", is_flag=True, help=f"Check {checks}, then end: 0 or 2.")
+    @click.option("--log-level", metavar="LEVEL", help="Instead of the setting log.level.")
+    @click.pass_context
+    def become(context: click.Context, config: Path | None, check: bool, log_level: str | None) -> None:
+        given = ["--config", str(config)] if config else []
+        given += ["--check"] if check else []
+        given += ["--log-level", log_level] if log_level is not None else []
+        _become(f"{part}.main", needs, part, [*given, *context.args])
+
+    return become
 
 
-def _flags(check: bool, log_level: str | None) -> list[str]:
-    return [*(["--check"] if check else []), *(["--log-level", log_level] if log_level is not None else [])]
-
-
-_log_level = click.option("--log-level", metavar="LEVEL", help="Instead of the setting log.level.")
-_config = click.option("--config", type=click.Path(path_type=Path), metavar="FILE", help="Settings file.")
-
-
-@click.command(
-    context_settings=_PASS_ON,
-    epilog="\b\nExample:\n  llmgw server --config /etc/llmgw/controlplane.yaml\n"
-    "  llmgw server --config controlplane.yaml --check",
+server = _part(
+    "server",
+    "controlplane",
+    "flask_smorest",
+    does="Run the control plane.",
+    checks="settings, identity and catalog",
 )
-@_config
-@click.option("--check", is_flag=True, help="Check settings, identity and catalog, then end: 0 or 2.")
-@_log_level
-@click.pass_context
-def server(context: click.Context, config: Path | None, check: bool, log_level: str | None) -> None:
-    """Run the control plane."""
-    flags = _flags(check, log_level)
-    _become("controlplane.main", "flask_smorest", "controlplane", _with_config(config, [*flags, *context.args]))
+router = _part("router", "router", "gunicorn", does="Run the router, the address clients use.")
+agent = _part("agent", "agent", "psutil", does="Run the agent of this node.")
 
 
-@click.command(
-    context_settings=_PASS_ON,
-    epilog="\b\nExample:\n  llmgw router --config /etc/llmgw/router.yaml\n  llmgw router --config router.yaml --check",
+def _whole(module: str, needs: str, extra: str, *first: str, does: str, examples: tuple[str, ...]) -> click.Command:
+    """The command that becomes a program with options and help of its own, which begin with ``first``."""
+
+    @click.command(help=does, context_settings={**_PASS_ON, "help_option_names": []}, epilog=example(*examples))
+    @click.pass_context
+    def become(context: click.Context) -> None:
+        _become(module, needs, extra, [*first, *context.args])
+
+    return become
+
+
+sim_engine = _whole(
+    "llmgw.sim.engine",
+    "gevent",
+    "agent",
+    does="Run the simulated engine. All options go to it; --help lists them.",
+    examples=("llmgw sim-engine --port 9000",),
 )
-@_config
-@click.option("--check", is_flag=True, help="Check settings and identity, then end: 0 or 2.")
-@_log_level
-@click.pass_context
-def router(context: click.Context, config: Path | None, check: bool, log_level: str | None) -> None:
-    """Run the router, the address clients use."""
-    flags = _flags(check, log_level)
-    _become("router.main", "gunicorn", "router", _with_config(config, [*flags, *context.args]))
-
-
-@click.command(
-    context_settings=_PASS_ON,
-    epilog="\b\nExample:\n  llmgw agent --config /etc/llmgw/agent.yaml\n  llmgw agent --config agent.yaml --check",
+sim_fleet = _whole(
+    "llmgw.sim.fleet",
+    "gevent",
+    "agent",
+    does="Hold the sessions of many simulated nodes. All options go to it; --help lists them.",
+    examples=("llmgw sim-fleet --nodes 500 --seconds 60",),
 )
-@_config
-@click.option("--check", is_flag=True, help="Check settings and identity, then end: 0 or 2.")
-@_log_level
-@click.pass_context
-def agent(context: click.Context, config: Path | None, check: bool, log_level: str | None) -> None:
-    """Run the agent of this node."""
-    flags = _flags(check, log_level)
-    _become("agent.main", "psutil", "agent", _with_config(config, [*flags, *context.args]))
-
-
-@click.command(
-    "sim-engine",
-    context_settings={**_PASS_ON, "help_option_names": []},
-    epilog="\b\nExample:\n  llmgw sim-engine --port 9000",
+init = _whole(
+    "controlplane.commands",
+    "sqlalchemy",
+    "controlplane",
+    "init",
+    does="Set up a control plane on this machine: settings, store, first administrator, first key.",
+    examples=("llmgw init", "llmgw init --yes"),
 )
-@click.pass_context
-def sim_engine(context: click.Context) -> None:
-    """Run the simulated engine. All options go to it; --help lists them."""
-    _become("llmgw.sim.engine", "gevent", "agent", context.args)
-
-
-@click.command(
-    "sim-fleet",
-    context_settings={**_PASS_ON, "help_option_names": []},
-    epilog="\b\nExample:\n  llmgw sim-fleet --nodes 500 --seconds 60",
+store = _whole(
+    "controlplane.commands",
+    "sqlalchemy",
+    "controlplane",
+    "store",
+    does="Look after the store: check, back up, restore, move to another database.",
+    examples=("llmgw store check", "llmgw store backup"),
 )
-@click.pass_context
-def sim_fleet(context: click.Context) -> None:
-    """Hold the sessions of many simulated nodes. All options go to it; --help lists them."""
-    _become("llmgw.sim.fleet", "gevent", "agent", context.args)
-
-
-@click.command(
-    context_settings={**_PASS_ON, "help_option_names": []},
-    epilog="\b\nExample:\n  llmgw init\n  llmgw init --yes",
-)
-@click.pass_context
-def init(context: click.Context) -> None:
-    """Set up a control plane on this machine: settings, store, first administrator, first key."""
-    _become("controlplane.commands", "sqlalchemy", "controlplane", ["init", *context.args])
-
-
-@click.command(
-    context_settings={**_PASS_ON, "help_option_names": []},
-    epilog="\b\nExample:\n  llmgw store check\n  llmgw store backup",
-)
-@click.pass_context
-def store(context: click.Context) -> None:
-    """Look after the store: check, back up, restore, move to another database."""
-    _become("controlplane.commands", "sqlalchemy", "controlplane", ["store", *context.args])

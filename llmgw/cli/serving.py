@@ -32,6 +32,7 @@ def stop(client: Client, yes: bool, form: str) -> None:
 
 
 @click.command(epilog=example("llmgw start"))
+@click.option("-y", "--yes", is_flag=True, expose_value=False, help="As llmgw stop has it; nothing is asked here.")
 @output
 @api
 def start(client: Client, form: str) -> None:

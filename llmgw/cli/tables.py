@@ -22,10 +22,10 @@ NAMELESS = ("why", "reason", "error")
 """Columns whose words speak for themselves below a row."""
 
 COLOURS = {
-    **dict.fromkeys(("ready", "connected", "active", "fits", "chosen", "ok", "done"), "green"),
+    **dict.fromkeys(("ready", "connected", "active", "good", "fits", "chosen", "ok", "done"), "green"),
     **dict.fromkeys(("loading", "starting", "placing", "draining", "reconnecting", "stopping", "stale"), "yellow"),
     **dict.fromkeys(("unreachable", "lost", "failed", "parked", "unplaceable"), "bold red"),
-    **dict.fromkeys(("revoked", "expired", "disabled", "off", "no"), "bright_black"),
+    **dict.fromkeys(("revoked", "removed", "expired", "used", "disabled", "off", "no"), "bright_black"),
 }
 
 

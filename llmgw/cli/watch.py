@@ -6,7 +6,7 @@ import re
 import sys
 import time
 from collections.abc import Callable
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -81,7 +81,7 @@ def _still(data: Any, moves: re.Pattern[str]) -> Any:
 
 
 def _clock() -> str:
-    return datetime.now().astimezone().strftime("%H:%M:%S")
+    return f"{datetime.now(UTC):%H:%M:%S} UTC"
 
 
 def _redraw(watch: float, fetch: Fetch, show: Shown) -> None:

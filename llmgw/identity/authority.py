@@ -56,7 +56,6 @@ class Facts:
     issued_at: float
     expires_at: float
     subject: str
-    is_authority: bool
     dns: tuple[str, ...] = ()
     ips: tuple[str, ...] = ()
 
@@ -199,14 +198,12 @@ def _facts(certificate: x509.Certificate) -> Facts:
     names = _extension(certificate, x509.SubjectAlternativeName)
     uris = names.get_values_for_type(x509.UniformResourceIdentifier) if names else []
     ours = [uri for uri in uris if uri.startswith(f"{SCHEME}:")]
-    constraints = _extension(certificate, x509.BasicConstraints)
     return Facts(
         parse_uri(ours[0]) if len(ours) == 1 else None,
         pem.hex_serial(certificate.serial_number),
         certificate.not_valid_before_utc.timestamp() + BACKDATED,
         certificate.not_valid_after_utc.timestamp(),
         _text(certificate.subject),
-        constraints is not None and constraints.ca,
         tuple(names.get_values_for_type(x509.DNSName)) if names else (),
         tuple(str(address) for address in names.get_values_for_type(x509.IPAddress)) if names else (),
     )

@@ -20,9 +20,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TypeVar
 
-from llmgw.identity import pem
+from llmgw.identity import directory, pem
 from llmgw.identity.names import BACKDATED, Identity, IdentityError, Kind, Presented
-from llmgw.identity.pair import Pair, no_password, put, read_limited
+from llmgw.identity.pair import Pair, no_password, put, read_limited, tidy
+from llmgw.runtime.clock import utc
 from llmgw.runtime.faults import Fault, SettingsError
 
 T = TypeVar("T")
@@ -33,6 +34,9 @@ Signature = tuple[Stamp | None, ...]
 """What tells that a file of the folder is another than before, or is somebody else's: one
 that could not be read may be given to us as it is."""
 
+_READ, _WRITE = 0o077, 0o022
+"""What others must not be allowed: anything with a key, to write elsewhere."""
+
 _TRIES = 5
 """So often a pair is read again that another process is replacing at that moment."""
 
@@ -40,10 +44,12 @@ REMEDY = "make it with llmgw join or llmgw ctl cert issue"
 
 
 class Folder:
-    """One identity on disk. Nothing is read or made by the constructor."""
+    """One identity on disk. Nothing is read or made by the constructor. ``remedy`` is what
+    gives it an identity that can be used, as its faults say."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, remedy: str = REMEDY) -> None:
         self.path = path
+        self._remedy = remedy
         self.certificate = path / "certificate.pem"
         self.key = path / "key.pem"
         self.authorities = path / "authorities.pem"
@@ -60,8 +66,8 @@ class Folder:
         return self._own.exists()
 
     def signature(self) -> Signature:
-        """Changes whenever a file of the folder does."""
-        return tuple([_stamp(file) for file in (self.authorities, *self._own.files, *self._issuer.files)])
+        """Changes whenever a file of the folder does, or who may change what is in it."""
+        return (_access(self.path), *map(_stamp, (self.authorities, *self._own.files, *self._issuer.files)))
 
     def pair(self) -> tuple[Path, Path]:
         """The files that hold the certificate and its key just now."""
@@ -91,7 +97,9 @@ class Folder:
                 chain, private = read_limited(certificate, pem.MAX_BUNDLE), read_limited(key)
                 if authority.same_key(chain, private):
                     return chain, private
-                error: Exception = IdentityError("is not that of issuer-key.pem: run llmgw ctl cert renew")
+                error: OSError | IdentityError = IdentityError(
+                    "is not that of issuer-key.pem: run llmgw ctl cert renew"
+                )
             except (OSError, IdentityError) as fault:
                 error = fault
             if not left or self.signature() == before:
@@ -123,29 +131,48 @@ class Folder:
         ``needs_issuer``: also that a control plane's issuer can sign, which loads
         ``cryptography``."""
         moment = datetime.now(UTC).timestamp() if now is None else now
+        should = f"it should hold a certificate and its key; {self._remedy}"
         if not self.path.is_dir():
-            return [Fault(str(self.path), f"is no directory: it should hold a certificate and its key; {REMEDY}")]
-        faults = [*_open_to_others(self.path)]
-        for key in (*self._own.keys, *self._issuer.keys):
-            faults.extend(_open_to_others(key))
+            return [Fault(str(self.path), f"is no directory: {should}")]
+        if os.access(self.path, os.X_OK) and not any(map(_stamp, (*self._own.files, self.authorities))):
+            return [Fault(str(self.path), f"holds nothing of an identity: {should}")]
+        faults = self.open_to_others()
         faults.extend(self._check_own(kind, name, moment))
         faults.extend(self._check_roots(moment))
         if needs_issuer and not faults:
             faults.extend(self._check_issuer(moment))
         return faults
 
+    def check_against(
+        self, shown: Presented | None, now: float, *, kind: Kind | None = None, name: str | None = None
+    ) -> list[Fault]:
+        """``check`` for who shows ``shown``, ``None`` at the start. Only a certificate that is to
+        take its place must be good now: it may have expired in use and be renewed yet, and
+        at the start our clock may be wrong."""
+        try:
+            ours = self.presented()
+        except SettingsError:
+            return self.check(kind=kind, name=name, now=now)
+        return self.check(kind=kind, name=name, now=ours.issued_at if shown in {None, ours} else now)
+
+    def open_to_others(self) -> list[Fault]:
+        """Which keys others can read, and where others can put something of theirs (SEC-03)."""
+        keys = (*self._own.keys, *self._issuer.keys)
+        files = [(self.path, _WRITE), (self.authorities, _WRITE), *((key, _READ) for key in keys)]
+        return [fault for file, forbidden in files for fault in _open_to_others(file, forbidden)]
+
     def prepare(self, key: bytes) -> None:
         """Keep a new key, of which a certificate is asked for: a later ``write`` of that
-        certificate alone takes it. The pair in use is untouched. Raises ``OSError``."""
-        self._make()
-        with self.locked():
-            self._own.prepare(key)
+        certificate alone takes it. The pair in use is untouched. Raises ``OSError``,
+        ``SettingsError`` if others can write to the directory."""
+        with self._writing() as inside:
+            inside._own.prepare(key)
 
     def abandon(self) -> None:
         """Drop the key of ``prepare``: its certificate will not come. A directory that holds
         nothing then goes too. Raises ``OSError``."""
-        with self.locked():
-            self._own.abandon()
+        with self.locked() as inside:
+            inside._own.abandon()
         with contextlib.suppress(OSError):
             self.path.rmdir()
 
@@ -162,46 +189,54 @@ class Folder:
         a key with its own certificate always. A certificate without a key is for the one of
         ``prepare``, or for the key that is there.
 
-        Raises ``SettingsError`` if a certificate and its key do not belong together or
-        something cannot be read, ``OSError`` if it cannot be written. Nothing but
-        ``authorities`` may have changed then.
+        Raises ``SettingsError`` if a certificate and its key do not belong together, something
+        cannot be read, or others can write to the directory; ``OSError`` if it cannot be
+        written. Nothing but ``authorities`` may have changed then.
         """
         trusted, chain, signing = (
             None if text is None else self._accept(file, text)
             for file, text in ((self.authorities, authorities), (self.certificate, certificate), (self.issuer, issuer))
         )
-        self._make()
-        with self.locked():
+        with self._writing() as inside:
             # Whom to trust comes first: what is signed by a new root is shown to who knows it.
             if trusted is not None:
-                put(self.authorities, trusted, 0o644)
-            for pair, text, private in ((self._issuer, signing, issuer_key), (self._own, chain, key)):
+                put(inside.authorities, trusted, 0o644)
+            for pair, text, private in ((inside._issuer, signing, issuer_key), (inside._own, chain, key)):
                 if text is None:
                     continue
                 try:
                     pair.write(text, private)
                 except IdentityError as error:
-                    raise self._fault(pair.certificate, error) from error
+                    raise self._fault(self.path / pair.certificate.name, error) from error
+
+    def tidy(self) -> None:
+        """Remove what writers left that were ended in the middle of a file, if we can."""
+        with contextlib.suppress(OSError), self.locked() as inside:
+            tidy(inside.path)
 
     @contextlib.contextmanager
-    def locked(self) -> Iterator[None]:
-        """Alone among those who write into the folder, also of other processes."""
-        descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    def locked(self, *, make: bool = False) -> Iterator["Folder"]:
+        """Alone among those who write into the folder, also of other processes. Gives the
+        folder by its descriptor: nobody can put another in its place meanwhile."""
+        descriptor = directory.opened(self.path, make=make)
+        inside = f"/proc/self/fd/{descriptor}"
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
-            yield
+            yield Folder(Path(inside))
+        except OSError as error:
+            if isinstance(error.filename, str):
+                error.filename = error.filename.replace(inside, str(self.path), 1)
+            raise
         finally:
             os.close(descriptor)
 
-    def _make(self) -> None:
-        """Make the directory. Made by root in another's directory, it is that other's: a
-        service must be able to read what an administrator gave it."""
-        if not self.path.exists():
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            self.path.mkdir(mode=0o700, exist_ok=True)
-            owner = self.path.parent.stat()
-            if os.geteuid() == 0 and owner.st_uid != 0:
-                os.chown(self.path, owner.st_uid, owner.st_gid)
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator["Folder"]:
+        """``locked``; made if it is not there, refused if others could change what we write."""
+        with self.locked(make=True) as inside:
+            if faults := _open_to_others(self.path, _WRITE):
+                raise SettingsError(str(self.path), faults)
+            yield inside
 
     def _accept(self, file: Path, text: bytes) -> bytes:
         """The certificates of ``text`` alone, in PEM, for what else is in it is nobody's
@@ -215,7 +250,7 @@ class Folder:
         try:
             return take(read_limited(file, pem.MAX_BUNDLE))
         except (OSError, IdentityError) as error:
-            raise self._fault(file, error) from error
+            raise SettingsError(str(self.path), [self._unread(file, error)]) from error
 
     def _read_own(self, take: Callable[[bytes], T]) -> T:
         """Our certificate, wherever another process is moving it."""
@@ -228,8 +263,21 @@ class Folder:
                     raise
         return self._read(self.pair()[0], take)
 
-    def _fault(self, file: Path, error: Exception) -> SettingsError:
-        return SettingsError(str(self.path), [Fault(str(file), _words(error))])
+    def _fault(self, file: Path, error: OSError | IdentityError) -> SettingsError:
+        words = self._unread(file, error).message if isinstance(error, OSError) else str(error)
+        return SettingsError(str(self.path), [Fault(str(file), words)])
+
+    def _unread(self, file: Path, error: OSError | IdentityError) -> Fault:
+        """What of ours is not there or cannot be read, and the remedy."""
+        if isinstance(error, FileNotFoundError):
+            words = f"does not exist: {self._remedy}"
+        elif isinstance(error, PermissionError):
+            words = "cannot be read by this user: give it the owner that this service runs as"
+        elif isinstance(error, OSError):
+            words = f"cannot be read: {error.strerror}"
+        else:
+            words = f"{error}: {self._remedy} anew"
+        return Fault(str(file), words)
 
     def _unpaired(self, certificate: Path, key: Path, error: Exception) -> list[Fault]:
         """Why TLS does not take the pair."""
@@ -238,16 +286,16 @@ class Folder:
             try:
                 read_limited(file, pem.MAX_BUNDLE)
             except OSError as fault:
-                faults.append(Fault(str(file), _words(fault)))
+                faults.append(self._unread(file, fault))
         if faults:
             return faults
         if "KEY_VALUES_MISMATCH" in str(error):
-            return [Fault(str(key), f"is not the key of {certificate.name}: {REMEDY} anew")]
+            return [Fault(str(key), f"is not the key of {certificate.name}: {self._remedy} anew")]
         try:
             pem.split(read_limited(certificate, pem.MAX_BUNDLE))
         except (OSError, IdentityError) as fault:
-            return [Fault(str(certificate), _words(fault))]
-        return [Fault(str(key), "cannot be read as a private key in PEM without a password")]
+            return [self._unread(certificate, fault)]
+        return [Fault(str(key), f"cannot be read as a private key in PEM without a password: {self._remedy} anew")]
 
     def _check_own(self, kind: Kind | None, name: str | None, now: float) -> list[Fault]:
         try:
@@ -258,17 +306,17 @@ class Folder:
         wanted = Identity(kind or ours.identity.kind, name or ours.identity.name)
         faults = []
         if ours.identity != wanted:
-            faults.append(Fault(str(self.certificate), f"is that of {ours.identity}, not of {wanted}"))
+            faults.append(Fault(str(self.certificate), f"is that of {ours.identity}, not of {wanted}: {self._remedy}"))
         if ours.expires_at <= now:
             faults.append(
                 Fault(
                     str(self.certificate),
-                    f"expired at {_day(ours.expires_at)}: renew it with llmgw ctl cert renew {self.path}, or join anew",
+                    f"expired at {utc(ours.expires_at)}: renew it with llmgw ctl cert renew {self.path}, or join anew",
                 )
             )
         elif ours.issued_at - BACKDATED > now:
             faults.append(
-                Fault(str(self.certificate), f"is valid only from {_day(ours.issued_at)}: is the clock right?")
+                Fault(str(self.certificate), f"is valid only from {utc(ours.issued_at)}: is the clock right?")
             )
         return faults
 
@@ -278,9 +326,9 @@ class Folder:
         except SettingsError as error:
             return error.faults
         except IdentityError as error:
-            return [Fault(str(self.authorities), _words(error))]
+            return [self._unread(self.authorities, error)]
         if max(ends) <= now:
-            return [Fault(str(self.authorities), f"expired at {_day(max(ends))}: a new root is needed, see the docs")]
+            return [Fault(str(self.authorities), f"expired at {utc(max(ends))}: a new root is needed, see the docs")]
         return []
 
     def _check_issuer(self, now: float) -> list[Fault]:
@@ -306,26 +354,21 @@ def _stamp(file: Path) -> Stamp | None:
     return status.st_ino, status.st_mtime_ns, status.st_ctime_ns, status.st_size
 
 
-def _open_to_others(file: Path) -> list[Fault]:
-    """Whether others can read a key, or write to a directory."""
+def _access(path: Path) -> Stamp | None:
+    """Who may change what is in a directory; not when it was done last, for other files count nothing."""
     try:
-        status = file.stat()
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_ino, status.st_mode, status.st_uid, status.st_gid
+
+
+def _open_to_others(file: Path, forbidden: int) -> list[Fault]:
+    try:
+        mode = file.stat().st_mode
     except OSError:
         return []
-    forbidden, remedy = (0o022, "chmod 700") if stat.S_ISDIR(status.st_mode) else (0o077, "chmod 600")
-    if status.st_mode & forbidden:
-        what = "written to" if stat.S_ISDIR(status.st_mode) else "read"
-        return [Fault(str(file), f"can be {what} by others: run {remedy} {file}")]
+    if mode & forbidden:
+        what, good = ("read", "600") if forbidden == _READ else ("written to", "700" if stat.S_ISDIR(mode) else "644")
+        return [Fault(str(file), f"can be {what} by others: run chmod {good} {file}")]
     return []
-
-
-def _words(error: Exception) -> str:
-    if isinstance(error, FileNotFoundError):
-        return f"does not exist: {REMEDY}"
-    if isinstance(error, PermissionError):
-        return "cannot be read by this user: give it the owner that this service runs as"
-    return f"cannot be read: {error.strerror}" if isinstance(error, OSError) else str(error)
-
-
-def _day(moment: float) -> str:
-    return f"{datetime.fromtimestamp(moment, UTC):%Y-%m-%d %H:%M} UTC"

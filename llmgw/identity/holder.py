@@ -11,9 +11,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from llmgw.identity import pem, renewal
-from llmgw.identity.folder import Folder
-from llmgw.identity.names import Identity, IdentityError, Presented
+from llmgw.identity.folder import Folder, Signature
+from llmgw.identity.names import BACKDATED, Identity, IdentityError, Presented
 from llmgw.identity.tls import ClientTls
+from llmgw.runtime.clock import utc
 from llmgw.runtime.faults import Fault, SettingsError
 
 
@@ -23,12 +24,15 @@ class Holder:
 
     def __init__(self, path: Path, identity: Identity) -> None:
         self.identity = identity
-        self.folder = Folder(path)
+        self.folder = Folder(path, f"make it with {self._join()} --identity {path}")
         self.tls = ClientTls(self.folder)
         self.authorities = ""
         self.due = 0.0
         """When to ask for the next certificate, in Unix time."""
         self._presented: Presented | None = None
+        self._seen: Signature | None = None
+        self._told: tuple[Signature, str] | None = None
+        """What could not be used at the last look, and why."""
         self._asked = b""
         """The key of the last ``request``."""
 
@@ -51,26 +55,30 @@ class Holder:
         """What keeps the folder from being used, with the remedy; an expired certificate
         does not: it may be renewed while the process lives, which is said to a person again
         and again (``warning``)."""
-        path = self.folder.path
-        try:
-            issued_at = self.folder.presented().issued_at
-        except SettingsError:
-            issued_at = time.time()  # ``check`` says what is wrong
-        found = self.folder.check(kind=self.identity.kind, name=self.identity.name, now=issued_at)
-        if not found:
-            return []
-        return [
-            *found,
-            Fault("identity", f"give this {self.identity.kind} its identity: {self._join()} --identity {path}"),
-        ]
+        return self._check()
 
     def refresh(self) -> bool:
-        """Use the files if they are others than at the last look; whether they were. Raises
-        ``SettingsError`` once for each change that cannot be used: what was in force stays."""
-        if not self.tls.refresh():
+        """Use the files if they are others than those in use; whether they were. Raises
+        ``SettingsError`` once for each change, and each reason, that they cannot be used for:
+        what is in use stays, and they are looked at again the next time, for the reason may
+        have been none of theirs, such as too many open files."""
+        signature = self.folder.signature()
+        told, self._told = self._told, None
+        if signature == self._seen:
             return False
-        ours = self.folder.presented()
-        self.authorities = pem.digest(self.folder.roots())
+        try:
+            self._demand()
+            context, ours, roots = self.tls.load(), self.folder.presented(), self.folder.roots()
+        except SettingsError as error:
+            self._told = (signature, str(error))
+            if told == self._told:
+                return False
+            raise
+        if self.loaded and self.folder.signature() != signature:
+            return False  # somebody is replacing them: the next look finds all of it
+        self._seen = signature
+        self.tls.use(context)
+        self.authorities = pem.digest(roots)
         if ours != self._presented:
             draw = random.random()  # noqa: S311 - spreads load
             self.due = renewal.due(ours.issued_at, ours.expires_at, time.time(), draw)
@@ -80,17 +88,21 @@ class Holder:
     def warning(self) -> str:
         """What a person should do about the certificate now, empty if nothing."""
         ours, now = self.presented, time.time()
+        if now < ours.issued_at - BACKDATED:
+            return f"the certificate is valid only from {utc(ours.issued_at)}: is the clock of this machine right?"
         if now >= ours.expires_at:
-            return f"the certificate expired at {_moment(ours.expires_at)}, no control plane takes it: {self._join()}"
+            return f"the certificate expired at {utc(ours.expires_at)}, no control plane takes it: {self._join()}"
         if renewal.late(ours.issued_at, ours.expires_at, now):
-            return f"the certificate expires at {_moment(ours.expires_at)} and was not renewed yet"
+            return f"the certificate expires at {utc(ours.expires_at)} and was not renewed yet"
         return ""
 
     def request(self) -> str:
         """Make a new key, keep it beside the one in use, and ask for a certificate for it: the
-        PEM of the request. Raises ``OSError``."""
+        PEM of the request. Raises ``OSError``, ``SettingsError`` if the folder is open to others."""
         from llmgw.identity import authority  # noqa: PLC0415 - large, and rarely needed
 
+        if faults := self.folder.open_to_others():  # what comes would not be used
+            raise SettingsError(str(self.folder.path), faults)
         self._asked = key = authority.new_key()
         self.folder.prepare(key)
         return authority.request(self.identity, key).decode("ascii")
@@ -106,6 +118,18 @@ class Holder:
         except ValueError as error:
             raise IdentityError("what came cannot be read as certificates") from error
         self.folder.write(certificate=chain or None, authorities=roots or None)
+
+    def _demand(self) -> None:
+        """Raises ``SettingsError`` if what is on disk cannot be used, or would not work in the
+        place of what is in use."""
+        if faults := self._check():
+            raise SettingsError(str(self.folder.path), faults)
+        if self.loaded:
+            self.tls.prove()
+
+    def _check(self) -> list[Fault]:
+        kind, name = self.identity.kind, self.identity.name
+        return self.folder.check_against(self._presented, time.time(), kind=kind, name=name)
 
     def _judge(self, chain: bytes, roots: bytes) -> None:
         from llmgw.identity import authority  # noqa: PLC0415 - large, and rarely needed
@@ -129,7 +153,3 @@ class Holder:
 
     def _join(self) -> str:
         return f"llmgw join {self.identity.kind} CONTROL-PLANE:7003 {self.identity.name}"
-
-
-def _moment(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M UTC")

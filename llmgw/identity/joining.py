@@ -126,7 +126,8 @@ def pinned(authorities: bytes, token: JoinToken) -> bytes:
     if not found:
         raise IdentityError(
             "whoever answers there is not under the authority that the token names: is the address right, and the "
-            "token of this installation? The token was not sent"
+            "token of this installation? If its root was rotated since, a new token is needed: llmgw ctl nodes add or "
+            "llmgw ctl routers add. The token was not sent"
         )
     return pem.join(found)
 

@@ -20,7 +20,9 @@ BACKDATED = 300.0
 """Seconds by which each certificate we sign is valid before it was made, so that a peer
 whose clock is a little behind takes it. Its issue is its ``not before`` plus this."""
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
+MAX_NAME = 253
+
+_NAME = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{MAX_NAME - 1}}}")
 
 
 class IdentityError(Exception):
@@ -64,7 +66,7 @@ def valid_name(name: str) -> bool:
 def identity(kind: str, name: str) -> Identity:
     """Raises ``IdentityError`` if there is no such kind or the name will not do."""
     if kind not in KINDS:
-        raise IdentityError(f"{kind!r} is no kind of identity: it must be one of {', '.join(KINDS)}")
+        raise IdentityError(f"{kind[:64]!r} is no kind of identity: it must be one of {', '.join(KINDS)}")
     if not valid_name(name):
         raise IdentityError(f"{name[:64]!r} must be 1 to 253 letters, digits, dots, dashes or underscores")
     return Identity(kind, name)

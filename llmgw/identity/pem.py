@@ -19,7 +19,9 @@ MAX_BUNDLE = 256 * 1024
 
 MAX_CERTIFICATES = 32
 
-_BLOCK = re.compile(rb"-----BEGIN CERTIFICATE-----\s*([A-Za-z0-9+/=\s]{1,65536}?)-----END CERTIFICATE-----")
+_BEGIN = b"-----BEGIN CERTIFICATE-----"
+_BLOCK = re.compile(_BEGIN + rb"([A-Za-z0-9+/=\s]{1,65536})-----END CERTIFICATE-----")
+_DAMAGED = "holds a certificate that is cut off or damaged"
 
 _SEQUENCE, _INTEGER, _OID, _OCTETS, _UTC_TIME, _GENERALIZED_TIME = 0x30, 0x02, 0x06, 0x04, 0x17, 0x18
 _VERSION, _EXTENSIONS, _URI = 0xA0, 0xA3, 0x86
@@ -29,10 +31,12 @@ _COMMON_NAME = bytes.fromhex("550403")
 
 def split(text: bytes) -> list[bytes]:
     """The certificates of a PEM text, as DER, in their order. Raises ``IdentityError`` if
-    there is none, or the text is no such thing."""
+    there is none, one is cut off, or the text is no such thing."""
     if len(text) > MAX_BUNDLE:
         raise IdentityError(f"holds more than {MAX_BUNDLE // 1024} KiB: that is no file of certificates")
     found = _BLOCK.findall(text)
+    if text.count(_BEGIN) != len(found) or text.count(b"-----BEGIN") != text.count(b"-----END"):
+        raise IdentityError(_DAMAGED)
     if not found:
         raise IdentityError("holds no certificate in PEM (-----BEGIN CERTIFICATE-----)")
     if len(found) > MAX_CERTIFICATES:
@@ -40,7 +44,7 @@ def split(text: bytes) -> list[bytes]:
     try:
         return [base64.b64decode(b"".join(block.split()), validate=True) for block in found]
     except binascii.Error as error:
-        raise IdentityError("holds a certificate that is cut off or damaged") from error
+        raise IdentityError(_DAMAGED) from error
 
 
 def join(ders: list[bytes]) -> bytes:

@@ -16,13 +16,16 @@ import json
 import os
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import msgspec
+
 from llmgw.identity import authority, pem
 from llmgw.identity.folder import Folder
-from llmgw.identity.names import Identity, IdentityError
-from llmgw.identity.pair import Pair, read_limited
+from llmgw.identity.names import Identity, IdentityError, parse_uri
+from llmgw.identity.pair import Pair, read_limited, tidy
 from llmgw.runtime.files import private_directory, write_atomic
 
 LOCAL_NAMES = ("localhost",)
@@ -31,6 +34,25 @@ LOCAL_ADDRESSES = ("127.0.0.1", "::1")
 
 PATIENCE = 10.0
 """Seconds to wait for another command that changes the folder."""
+
+
+class _Issued(msgspec.Struct, frozen=True):
+    """A line of ``issued.jsonl``, as far as it is read."""
+
+    at: datetime
+    identity: str
+    what: str
+
+
+@dataclass(frozen=True, slots=True)
+class Retired:
+    """What a root was retired from: how many older ones, the control planes whose issuer is
+    still under one, as far as is written down, and when (Unix time) the last certificate of
+    control planes under the new root was made: who has one from before may be under the old."""
+
+    dropped: int
+    behind: tuple[str, ...]
+    since: float
 
 
 class RootFolder:
@@ -69,18 +91,19 @@ class RootFolder:
                 raise IdentityError("a rotation is under way already: end it first with --retire")
             return self._new_root(name, old, old_key)
 
-    def retire(self) -> int:
-        """Trust the newest root alone; how many are dropped. Raises ``IdentityError``,
-        ``OSError``."""
+    def retire(self) -> Retired:
+        """Trust the newest root alone. Raises ``IdentityError``, ``OSError``."""
         with self.locked():
             root, _ = self._root()
             dropped = len(pem.split(self._authorities())) - 1
             if dropped <= 0:
                 raise IdentityError("there is no older root to retire: begin with --rotate")
             only = pem.join(pem.split(root)[:1])
+            since, issuers = authority.facts(root).issued_at, self._issuers()
             self._pair.write(only)
             write_atomic(self.authorities, only, 0o644)
-            return dropped
+            behind = tuple(sorted(who for who, at in issuers.items() if at < since))
+            return Retired(dropped, behind, max([since, *issuers.values()]))
 
     def issue(
         self,
@@ -149,6 +172,7 @@ class RootFolder:
                     if time.monotonic() > until:
                         raise IdentityError(f"another command is changing {self.path}: try again") from None
                     time.sleep(0.05)
+            tidy(self.path)
             yield
         finally:
             os.close(descriptor)
@@ -220,6 +244,23 @@ class RootFolder:
             raise self._absent() from error
         except IdentityError as error:
             raise IdentityError(f"{self.authorities}: {error}") from error
+
+    def _issuers(self) -> dict[str, float]:
+        """When each control plane got its newest issuer, as far as is written down."""
+        try:
+            lines = self.issued.read_bytes().splitlines()
+        except FileNotFoundError:
+            return {}
+        found: dict[str, float] = {}
+        for line in lines:
+            try:
+                entry = msgspec.json.decode(line, type=_Issued)
+                who = parse_uri(entry.identity).name
+            except (msgspec.DecodeError, IdentityError):
+                continue  # cut off by a crash, or edited: it says nothing of anybody
+            if entry.what == "issuer":
+                found[who] = entry.at.timestamp()
+        return found
 
     def _absent(self) -> IdentityError:
         return IdentityError(

@@ -1,6 +1,6 @@
 """TLS between the parts: version 1.3, both sides with a certificate of the authority (SEC-01).
 
-Loading blocks for some milliseconds (files): call ``load`` and ``refresh`` off the hub.
+Loading blocks for some milliseconds (files): call ``load`` off the hub.
 Sockets work alike in processes patched by gevent and in others.
 
 The client's handshake is over before the server has judged its certificate: the client
@@ -12,9 +12,8 @@ import select
 import socket
 import ssl
 import time
-from typing import Any
 
-from llmgw.identity.folder import Folder, Signature
+from llmgw.identity.folder import Folder
 from llmgw.identity.names import IdentityError, Kind, Presented, of_peer
 from llmgw.identity.words import explain
 from llmgw.runtime.faults import Fault, SettingsError
@@ -24,10 +23,8 @@ __all__ = ["HANDSHAKE_LIMIT", "ClientTls", "ServerTls", "explain", "peer"]
 HANDSHAKE_LIMIT = 10.0
 """Seconds that a handshake may take, all of it."""
 
-LINGER = 1.0
-"""Seconds that a refused client has for reading why."""
-
-_LINGER_BYTES = 64 * 1024
+_ANY_DATE = 0x200000
+"""OpenSSL's ``X509_V_FLAG_NO_CHECK_TIME``, which Python has no name for."""
 
 
 def peer(connection: ssl.SSLSocket) -> Presented:
@@ -38,10 +35,11 @@ def peer(connection: ssl.SSLSocket) -> Presented:
 class _Tls:
     """What both sides share: a context made of a folder, replaced when its files change."""
 
+    serves: bool
+
     def __init__(self, folder: Folder) -> None:
         self.folder = folder
         self._context: ssl.SSLContext | None = None
-        self._seen: Signature | None = None
 
     @property
     def context(self) -> ssl.SSLContext:
@@ -58,16 +56,28 @@ class _Tls:
         """Have new connections use it; those that stand go on."""
         self._context = context
 
-    def refresh(self) -> bool:
-        """Load the files if they are others than at the last look, and use them; blocks.
-        Raises ``SettingsError`` once for each change that cannot be used: what was in force
-        stays."""
-        signature = self.folder.signature()
-        if signature == self._seen:
-            return False
-        self._seen = signature
-        self.use(self.load())
-        return True
+    def prove(self) -> None:
+        """Shake hands with ourselves, in memory: whether one who trusts the folder's
+        authorities takes its certificate, whatever the date. Raises ``SettingsError``."""
+        server, client = _context(ssl.PROTOCOL_TLS_SERVER), client_context()
+        client.verify_mode = ssl.CERT_NONE
+        shows, judges = (server, client) if self.serves else (client, server)
+        self.folder.load_into(server)  # a server shows one always
+        if shows is client:
+            self.folder.load_into(client)
+        self._trusting(judges)
+        judges.verify_flags |= _ANY_DATE
+        up, down = ssl.MemoryBIO(), ssl.MemoryBIO()
+        ends = client.wrap_bio(down, up), server.wrap_bio(up, down, server_side=True)
+        try:
+            for end in (*ends, ends[0]):
+                with contextlib.suppress(ssl.SSLWantReadError):
+                    end.do_handshake()
+            ends[1].do_handshake()
+        except ssl.SSLError as error:
+            why = getattr(error, "verify_message", "") or explain(error)
+            words = f"is not taken by one who trusts {self.folder.authorities.name} ({why}): do they belong together?"
+            raise SettingsError(str(self.folder.path), [Fault(str(self.folder.certificate), words)]) from error
 
     def _trusting(self, context: ssl.SSLContext) -> None:
         """Believe the folder's authorities, and no others."""
@@ -82,10 +92,9 @@ class _Tls:
 
 
 class ServerTls(_Tls):
-    """The side that listens. ``clients``: each must show a certificate of the authorities.
+    """The side that listens. ``clients``: each must show a certificate of the authorities."""
 
-    It stands where a server of gevent takes an ``ssl_context``.
-    """
+    serves = True
 
     def __init__(self, folder: Folder, *, clients: bool) -> None:
         super().__init__(folder)
@@ -102,21 +111,11 @@ class ServerTls(_Tls):
             self._trusting(context)
         return context
 
-    def wrap_socket(self, connection: socket.socket, **_options: Any) -> ssl.SSLSocket:
-        """Shake hands, within ``HANDSHAKE_LIMIT`` in all. Raises ``ConnectionError`` with the
-        reason in words; a client that was refused has read it by then or had its time, and
-        the connection is closed."""
-        try:
-            return _shake(self.context, connection, HANDSHAKE_LIMIT, server_side=True)
-        except _Failed as failure:
-            if isinstance(failure.__cause__, ssl.SSLError):
-                _linger(failure.connection)
-            failure.connection.close()
-            raise ConnectionAbortedError(explain(failure.__cause__)) from None
-
 
 class ClientTls(_Tls):
     """The side that connects: to a control plane, whatever its address is."""
+
+    serves = False
 
     def __init__(self, folder: Folder, *, wanted: Kind = "controlplane") -> None:
         super().__init__(folder)
@@ -148,11 +147,7 @@ def greet(
     context: ssl.SSLContext, connection: socket.socket, wanted: Kind, limit: float = HANDSHAKE_LIMIT
 ) -> tuple[ssl.SSLSocket, Presented]:
     """See ``ClientTls.connect``."""
-    try:
-        secure = _shake(context, connection, limit)
-    except _Failed as failure:
-        failure.connection.close()
-        raise failure.error from None
+    secure = _shake(context, connection, limit)
     try:
         other = peer(secure)
         if other.identity.kind != wanted:
@@ -171,18 +166,7 @@ def _context(protocol: int) -> ssl.SSLContext:
     return context
 
 
-class _Failed(Exception):
-    """A handshake that failed, and the socket that it leaves."""
-
-    def __init__(self, connection: socket.socket, error: OSError) -> None:
-        super().__init__(str(error))
-        self.connection = connection
-        self.error = error
-
-
-def _shake(
-    context: ssl.SSLContext, connection: socket.socket, limit: float, *, server_side: bool = False
-) -> ssl.SSLSocket:
+def _shake(context: ssl.SSLContext, connection: socket.socket, limit: float) -> ssl.SSLSocket:
     """A handshake that ends within ``limit`` seconds: a time limit of the socket would start
     anew with every byte. The socket's own limit is as before afterwards."""
     until = time.monotonic() + limit
@@ -190,8 +174,7 @@ def _shake(
     current: socket.socket = connection
     try:
         connection.setblocking(False)
-        secure = context.wrap_socket(connection, server_side=server_side, do_handshake_on_connect=False)
-        current = secure
+        current = secure = context.wrap_socket(connection, do_handshake_on_connect=False)
         while True:
             try:
                 secure.do_handshake()
@@ -201,10 +184,10 @@ def _shake(
             except ssl.SSLWantWriteError:
                 _wait(secure, select.POLLOUT, until)
         secure.settimeout(own_limit)
-    except (OSError, ValueError) as error:
-        raise _Failed(current, error if isinstance(error, OSError) else OSError(str(error))) from error
-    except BaseException:
+    except BaseException as error:
         current.close()
+        if isinstance(error, ValueError) and not isinstance(error, OSError):  # the socket was closed under us
+            raise OSError(str(error)) from error
         raise
     return secure
 
@@ -215,17 +198,3 @@ def _wait(connection: socket.socket, event: int, until: float) -> None:
     poller.register(connection.fileno(), event)
     if remaining <= 0 or not poller.poll(remaining * 1000):
         raise TimeoutError("the handshake took too long")
-
-
-def _linger(connection: socket.socket) -> None:
-    """Let the other side read the alert: closing on what it has sent already would reset the
-    connection, and the alert would be lost on the way."""
-    until, read = time.monotonic() + LINGER, 0
-    with contextlib.suppress(OSError, ValueError):
-        connection.shutdown(socket.SHUT_WR)  # from here on it is read as it comes, without TLS
-        while read < _LINGER_BYTES:
-            _wait(connection, select.POLLIN, until)
-            data = connection.recv(4096)
-            if not data:
-                return
-            read += len(data)

@@ -21,6 +21,11 @@ class Clock(Protocol):
         ...
 
 
+def utc(seconds: float) -> str:
+    """A moment, Unix time, within a sentence: ``2030-01-31 12:30 UTC``."""
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M} UTC"
+
+
 class SystemClock:
     """The host's clocks."""
 
@@ -35,7 +40,7 @@ class SystemClock:
 
 
 class ManualClock:
-    """A clock that moves when told to. Used by tests and by the simulator."""
+    """A clock that moves when told to, for tests."""
 
     def __init__(self, start: float = 1000.0, epoch: float = 1_800_000_000.0) -> None:
         self._monotonic = start

@@ -47,12 +47,15 @@ class Stopper:
             gevent.spawn(self._reload)
 
 
-def allow_many_files() -> None:
+def allow_many_files(wanted: int = 0) -> None:
     """Raise the limit on open files to the most we may have: every connection is one, and
-    the usual soft limit is 1024."""
+    the usual soft limit is 1024. Warn if that is less than ``wanted``."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    if hard != resource.RLIM_INFINITY and hard < wanted:
+        remedy = f"raise the hard limit: LimitNOFILE={wanted} (systemd), --ulimit nofile={wanted} (containers)"
+        log.warning("fewer files may be open than connections need", limit=hard, wanted=wanted, remedy=remedy)
 
 
 def reload_when(asked: Event, reload: Callable[[], None]) -> None:

@@ -185,7 +185,12 @@ class Settings:
                 elif value is not None:  # a section whose every line is commented out is empty, not wrong
                     faults.append(Fault(name, "must be a section of settings"))
             else:
-                faults.append(Fault(name, "is not a setting" + did_you_mean(name, self.index)))
+                faults.append(Fault(name, "is not a setting" + did_you_mean(name, [*self.index, *self._sections()])))
+
+    def _sections(self) -> set[str]:
+        """Their names, with those they stand in: ``ha`` and ``ha.advertise``."""
+        parts = [name.split(".")[:-1] for name in self.index]
+        return {".".join(path[:length]) for path in parts for length in range(1, len(path) + 1)}
 
     def schema(self) -> dict[str, Any]:
         """JSON Schema (2020-12) of the settings file."""

@@ -23,7 +23,17 @@ from llmgw.sim.say import describe
 from llmgw.sim.supervisor import SimSupervisor
 from llmgw.sim.world import Process as SimProcess
 from llmgw.sim.world import Timer
-from llmgw.wire.messages import CommandResult, HeartbeatAck, Measurements, PortRange, ShardKey, ShardSpec, Start, Stop
+from llmgw.wire.messages import (
+    CommandResult,
+    HeartbeatAck,
+    Measurements,
+    PortRange,
+    ShardKey,
+    ShardSpec,
+    Start,
+    Stop,
+    Welcome,
+)
 
 STATE_FILE = "agent"
 POLL = 0.25
@@ -187,15 +197,16 @@ class AgentProcess(SimProcess):
 
     def _observe(self, event: Event, effects: list[Effect]) -> None:
         """Tell whose welcomes and commands are accepted."""
-        welcome = self.agent.session.welcome
+        welcome, occasions = self.agent.session.welcome, self.world.occasions
+        message = event.message if isinstance(event, session.Received) else None
+        occasions["node-refuses"] += isinstance(message, Welcome) and message is not welcome
         if self.watch is None or welcome is None:
             return
-        if isinstance(event, session.Received):
-            message = event.message
-            if isinstance(message, Start | Stop):
-                self._orders[message.command_id] = (message.epoch, welcome.leader)
-            elif message is welcome:
-                self.watch.welcomed(self.host.name, welcome.epoch, welcome.leader)
+        if isinstance(message, Start | Stop):
+            self._orders[message.command_id] = (message.epoch, welcome.leader)
+            occasions["command-before-disk"] += not self.agent.machine.allegiance.durable
+        elif message is welcome:
+            self.watch.welcomed(self.host.name, welcome.epoch, welcome.leader)
         for effect in effects:
             if isinstance(effect, session.Send) and isinstance(effect.message, CommandResult):
                 result = effect.message

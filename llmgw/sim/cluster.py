@@ -102,6 +102,7 @@ class Cluster:
             times=self.scenario.times,
             monitor=self.monitor,
             alone=self.scenario.alone,
+            controls=lambda: self.controls,
         )
         control.on_death = lambda: self.control_ended(host, 1.0)
         self.controls[host] = control
@@ -201,7 +202,7 @@ class Cluster:
                 self.network.block(node, host)
         leader = self.leader
         heard = {node for node in nodes if leader is not None and self._in_session(node, leader)}
-        self.monitor.cut = frozenset(heard)
+        self.monitor.silenced(heard)
 
     def _in_session(self, node: str, leader: ControlProcess) -> bool:
         agent = self.agents[node]
@@ -219,7 +220,9 @@ class Cluster:
     def accept_loss(self, actor: str) -> None:
         """A person says that the nodes that are silent are lost (REC-11)."""
         self.monitor.accepted_at = self.world.now
-        self.tell(events.LossAccepted(actor))
+        loss = self.term.loop.view.mass_loss if self.term is not None else None
+        if loss is not None:
+            self.tell(events.LossAccepted(loss.nodes, actor))
 
     # ------------------------------------------------------------ agents
 
@@ -301,6 +304,7 @@ class Cluster:
 
     def _look(self) -> None:
         self.monitor.look_for_ghosts(self.agents.values())
+        self.monitor.look_for_unaware(lambda one, other: not self.network.blocked(one, other))
         self.world.after(LOOK, self._look)
 
     def _in_flight(self, term: Term, endpoint: str) -> list[tuple[str, int]]:

@@ -7,6 +7,7 @@ out.
 
 import math
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import msgspec
@@ -20,6 +21,7 @@ from llmgw.sim.invariants import Monitor
 from llmgw.sim.lease_keeper import TIMEOUT, Decided, LeaseKeeper, Times
 from llmgw.sim.network import End, Network
 from llmgw.sim.store import SimStore
+from llmgw.sim.telling import Telling
 from llmgw.sim.term import Asking, Reply, Term
 from llmgw.sim.wall import Wall
 from llmgw.sim.world import HostClock, Process, World
@@ -63,6 +65,7 @@ class ControlProcess(Process):
         times: Times,
         monitor: Monitor,
         alone: bool,
+        controls: Callable[[], dict[str, "ControlProcess"]],
     ) -> None:
         durable.starts += 1
         super().__init__(world, f"{site.host}-{durable.starts}")
@@ -77,6 +80,7 @@ class ControlProcess(Process):
         self._network = network
         self._store = store
         self._times = times
+        self._controls = controls
         self._standby: SimAgentListener | None = None
         self._stopping = False
         self._number = 0
@@ -162,9 +166,19 @@ class ControlProcess(Process):
         return self.alive and self.keeper is not None and self.keeper.sure()
 
     @property
+    def believes(self) -> bool:
+        """Whether its machine says that it leads, sure or not."""
+        return self.alive and self.keeper is not None and self.keeper.lease.leading
+
+    @property
     def owner(self) -> str:
         """The random id of its candidacy."""
         return self.keeper.lease.owner if self.keeper is not None else ""
+
+    @property
+    def epoch(self) -> int:
+        """Its machine's."""
+        return self.keeper.lease.epoch if self.keeper is not None else 0
 
     @property
     def claimed_until(self) -> float:
@@ -175,6 +189,19 @@ class ControlProcess(Process):
         """Somebody obeyed epoch ``seen``."""
         if self.keeper is not None:
             self.keeper.want_epoch(seen)
+
+    def superseded(self, epoch: int, name: str) -> bool:
+        """Another says that it took the lease. Whether this one leads nevertheless."""
+        before = self.believes
+        leads = self.keeper is not None and self.keeper.superseded(epoch, name)
+        self.world.occasions["superseded"] += before and not leads
+        return leads
+
+    @property
+    def replaced(self) -> str:
+        """The host of whom it took the lease from, if that one may not know."""
+        before = self.keeper.lease.replaced if self.keeper is not None else None
+        return before.name if before is not None and before.name != self.site.host else ""
 
     def _decided(self, decided: Decided) -> None:
         match decided:
@@ -241,17 +268,26 @@ class ControlProcess(Process):
             until=until,
         )
         self.log(f"begins its term with epoch {self._epoch}")
+        if before := self.replaced:
+            Telling(self.term, self._network, lambda: self._controls()[before])
 
     def _leader(self) -> lease.Holder | None:
-        """Who leads, as far as the store has told."""
+        """Who leads, as far as the store has told: never ourselves, as with ``Standby``."""
         row = self.keeper.lease.row if self.keeper is not None else None
-        return row.holder if row is not None and row.owner and row.owner != self.owner else None
+        return row.holder if row is not None and row.owner and row.holder.name != self.site.host else None
 
     def _not_leader(self) -> Refuse:
         holder = self._leader()
         message = f"this control plane stands by; {holder.name if holder else 'nobody'} leads"
         leader = holder.addresses.get("agents", "") if holder else ""
-        return Refuse(code="not_leader", message=message, leader=leader, retry_seconds=1.0)
+        takes_at = self.keeper.lease.takes_at if self.keeper is not None else None
+        return Refuse(
+            code="not_leader",
+            message=message,
+            leader=leader,
+            retry_seconds=1.0,
+            takeover_seconds=None if takes_at is None else max(0.0, takes_at - self.site.wall.monotonic()),
+        )
 
     # ------------------------------------------------------------ people, files and routers
 
@@ -269,6 +305,13 @@ class ControlProcess(Process):
         """A router's report arrived."""
         if self.leading and self.term is not None:
             self.term.report(asking, body)
+
+    def noticed(self, control: str, body: bytes, reply: Reply) -> None:
+        """Another control plane says that it leads."""
+        if self.term is not None and not self._stopping:
+            reply(*self.term.notice(control, body))
+        elif self._standby is not None and not self._stopping and not self.believes:
+            reply(503, msgspec.json.encode({"code": "not_leader"}))
 
     def wait_table(self, asking: Asking, generation: str, wait: float, reply: Reply) -> None:
         """A router asks for the table."""

@@ -55,6 +55,11 @@ class Durable:
         missing = KeyFile(fault="its key file cannot be read: No such file or directory")
         return {file: self.key_files.get(file, missing) for file in files}
 
+    def placement(self, replica: str) -> events.Decision | None:
+        """The decision that placed a replica."""
+        entries = self.decided.get(replica, ())
+        return next((entry.decision for entry in entries if entry.decision.kind == "place"), None)
+
     def append(self, entry: JournalEntry) -> None:
         """A decision is durable."""
         self.journal.append(entry)

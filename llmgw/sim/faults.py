@@ -11,6 +11,7 @@ from llmgw.sim.host import Temper
 from llmgw.sim.leaders import Leaders
 from llmgw.sim.network import Connection, End
 from llmgw.sim.people import People
+from llmgw.sim.store import STORE
 
 KINDS: dict[str, tuple[float, bool]] = {
     "reset": (4, True),
@@ -20,6 +21,7 @@ KINDS: dict[str, tuple[float, bool]] = {
     "refuse": (1, True),
     "partition": (3, True),
     "router-partition": (1, False),
+    "engine-partition": (1, False),
     "agent-crash": (4, True),
     "agent-crash-between-effects": (4, True),
     "agent-stop": (1, True),
@@ -47,6 +49,7 @@ KINDS: dict[str, tuple[float, bool]] = {
     "late-claim": (2, True),
     "cut-at-takeover": (1, True),
     "slow-journal": (1, True),
+    "leader-doubt": (1, False),
     "mass-silence": (0.8, False),
     "accept-loss": (0.4, False),
     "router-restart": (1, False),
@@ -64,16 +67,38 @@ KINDS: dict[str, tuple[float, bool]] = {
 """Every kind of fault: its usual weight, and whether it leaves alone what serves. A kind
 is the method of ``Storm`` of that name."""
 
+CONTEST = (
+    "agent-crash",
+    "control-isolated",
+    "control-pause",
+    "disk",
+    "engine-crash",
+    "leader-doubt",
+    "mass-silence",
+    "partition",
+    "scale",
+    "slow-journal",
+    "store-away",
+    "store-partition",
+    "store-restored",
+)
+"""Kinds that together have leaders doubt while their fleet needs them, and serve beside those
+who came after them. Rare in a storm of everything."""
+
 
 class Storm(Leaders, People):
     """Injects faults into a cluster until told to stop; ``only`` these kinds if given."""
 
     def __init__(self, cluster: Cluster, only: tuple[str, ...] = ()) -> None:
         super().__init__(cluster)
-        # Each seed has a mood of its own: some kinds often, some never; at times only a few.
+        # Each seed has a mood of its own: some kinds often, some never; at times only a few, or
+        # those of ``CONTEST``.
         moods = [self.rng.choice((0.0, 0.3, 1.0, 1.0, 3.0)) for _ in KINDS]
-        if not only and self.rng.random() < 0.3:
+        drawn = self.rng.random()
+        if not only and drawn < 0.3:
             only = tuple(self.rng.sample(list(KINDS), self.rng.randint(2, 6)))
+        elif not only and drawn < 0.5:
+            only = CONTEST
         self._weights = [
             weight * mood if not only else float(kind in only)
             for (kind, (weight, gentle)), mood in zip(KINDS.items(), moods, strict=True)
@@ -171,6 +196,28 @@ class Storm(Leaders, People):
         hosts = list(self.cluster.sites) if self.rng.random() < 0.5 else [self._control_host()]
         self._tell("router-partition", router, f"from {', '.join(hosts)} for {seconds:.1f} s")
         self._cut([router], hosts, seconds)
+
+    def engine_partition(self) -> None:
+        """A router cannot reach the engines of a node, or of any."""
+        router = self.rng.choice(list(self.cluster.routers))
+        seconds = self.rng.uniform(1.0, 300.0)
+        nodes = list(self.cluster.hosts) if self.rng.random() < 0.3 else [self._node()]
+        self._tell("engine-partition", router, f"from {', '.join(nodes)} for {seconds:.1f} s")
+        self._cut([router], nodes, seconds)
+
+    # ------------------------------------------------------------ engines while nobody is sure
+
+    def leader_doubt(self) -> None:
+        """The leader cannot reach the store until it has long been in doubt, and engines end
+        meanwhile."""
+        leader, ttl = self.cluster.leader, self.cluster.scenario.times.ttl
+        if leader is None:
+            return
+        seconds = ttl * self.rng.uniform(1.2, 4.0)
+        self._tell("leader-doubt", leader.site.host, f"for {seconds:.1f} s")
+        self._cut([leader.site.host], [STORE], seconds)
+        for _ in range(self.rng.randint(1, 4)):
+            self._while(self.rng.uniform(0.7 * ttl, seconds), lambda: self.engine_crash() if self.on else None)
 
     # ------------------------------------------------------------ agents and hosts
 

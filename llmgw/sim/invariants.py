@@ -60,9 +60,9 @@ class Monitor(Allegiance):
                 host.dirty = False
                 changed = True
                 self._check_host(host)
-                self.counted(host)
         if changed:
             self._check_fleet()
+        self.check_leaders()
 
     def look_for_ghosts(self, agents: Iterable["AgentProcess"]) -> None:
         """An agent that runs notices soon that a process it answers for is gone, even
@@ -91,6 +91,10 @@ class Monitor(Allegiance):
             self.lost(term, decision)
         if decision.kind == "failed":
             self.failed(term, decision)
+        if decision.kind == "lease-in-doubt":
+            self.doubts(term)
+        if decision.kind in ("vouched", "epoch-unproven"):
+            self._world.occasions[decision.kind] += 1
         if decision.kind in ("quarantine", "invariant"):
             raise Violation("own-check", f"the control plane found a fault of its own: {decision.reason}")
         if decision.figures.get("restart") == "in place" and decision.model is not None:

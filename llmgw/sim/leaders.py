@@ -161,24 +161,27 @@ class Leaders(People):
         self._tell("store-clock-steps", STORE, f"by {step:.0f} s")
 
     def store_restored(self) -> None:
-        """An older copy of the store takes its place: with all control planes stopped, as one
-        should, or while they run. In the latter case somebody holds the lease in the copy:
-        of one that says that nobody leads, a process that has just started knows no better."""
-        proper = self.rng.random() < 0.5
+        """An older copy of the store takes its place, by ``llmgw store restore`` or as it is,
+        with all control planes stopped, as one should, or while they run. A copy as it is that
+        comes while they run says that somebody holds the lease: of one that says that nobody
+        does, a process that has just started knows no better."""
+        stopped, by_command = self.rng.random() < 0.5, self.rng.random() < 0.5
         back = self.rng.randint(1, 30)
-        self._tell("store-restored", STORE, "with all stopped" if proper else "while they run")
+        how = f"{'by the command' if by_command else 'as it is'}, {'with all stopped' if stopped else 'while they run'}"
+        self._tell("store-restored", STORE, how)
         self.cluster.store.stop()
-        self._while(self.rng.uniform(0.5, 20.0), lambda: self._back_again(back, proper=proper))
 
-    def _back_again(self, back: int, *, proper: bool) -> None:
-        if not self.on:
-            return  # calm brought it back
-        if proper:
-            for control in self.cluster.controls.values():
-                if control.alive:
-                    self.cluster.crash_control(control, self._delay(), graceful=False)
-        self.cluster.store.restore(back, held=not proper)
-        self.cluster.store.start()
+        def back_again() -> None:
+            if not self.on:
+                return  # calm brought it back
+            if stopped:
+                for control in self.cluster.controls.values():
+                    if control.alive:
+                        self.cluster.crash_control(control, self._delay(), graceful=False)
+            self.cluster.store.restore(back, held=not stopped and not by_command, by_command=by_command)
+            self.cluster.store.start()
+
+        self._while(self.rng.uniform(0.5, 20.0), back_again)
 
     def late_claim(self) -> None:
         """The next question of a control plane gets to the store long after it gave up."""

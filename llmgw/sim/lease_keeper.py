@@ -73,7 +73,7 @@ class LeaseKeeper:
         self.lease = self._machine()
         self._turn()
 
-    def _machine(self) -> "lease.Lease | Alone":
+    def _machine(self) -> lease.Candidate:
         self._candidacies += 1
         owner = f"{self._process.name}-{self._candidacies}"
         if self._alone:
@@ -83,20 +83,28 @@ class LeaseKeeper:
 
     def sure(self) -> bool:
         """Whether the process believes that it leads beyond doubt."""
-        return self.lease.leading and self.now() < self.lease.until
+        return self.lease.sure(self.now())
 
     def want_epoch(self, seen: int) -> None:
         """Somebody obeyed epoch ``seen``: ours must become higher."""
         self.lease.want_epoch(seen, self.now())
         self._arm()
 
+    def superseded(self, epoch: int, name: str) -> bool:
+        """A control plane says that it took the lease. Whether we lead nevertheless."""
+        effects = self.lease.superseded(epoch, name, self.now())
+        if effects:
+            self._number += 1  # an answer that comes late is for nobody
+            self._carry_out(effects)
+        return self.lease.leading
+
     def release(self) -> None:
-        """Look no more, and give the lease up."""
+        """Look no more, and give up the lease, or what a claim under way may make of it."""
         self._stopped = True
         if self._alarm is not None:
             self._alarm.cancel()
         self.claimed_until = -inf
-        if self.lease.leading:
+        if self.lease.may_hold:
             self.lease.leading = False
             self._store.ask(self._host, partial(self._store.release, self.lease.owner), lambda _: None)
 

@@ -64,6 +64,8 @@ class RouterProcess(Process):
         """Told of requests that were not answered, of models served before: router, model, why."""
         self.on_table: Callable[[str, RouteTable], None] | None = None
         """Told of each table that is taken."""
+        self._named: set[str] = set()
+        """Who was named as the leader since the last table."""
         self._served: set[str] = set()
         self._poll_number = 0
         self._heard = 0.0
@@ -121,6 +123,7 @@ class RouterProcess(Process):
             return
         self._poll_number += 1
         if status == 200 and self._take(decode_table(body)):
+            self._named.clear()
             self._poll()
             return
         if status == 304:
@@ -134,6 +137,7 @@ class RouterProcess(Process):
         known = self.table
         if known is not None and (why := epochs.objection(known.epoch, known.leader, fresh.epoch, fresh.leader)):
             self.log(f"refuses a table of {fresh.leader}: {why}")
+            self.world.occasions["router-refuses"] += 1
             return False
         if known is None or (known.epoch, known.leader) != (fresh.epoch, fresh.leader):
             self.log(f"takes tables of epoch {fresh.epoch} of {fresh.leader}")
@@ -145,11 +149,15 @@ class RouterProcess(Process):
         return True
 
     def _elsewhere(self, body: bytes) -> None:
-        """Ask the next control plane, or the one that the answer names."""
+        """Ask the one that the answer names, once until a table comes, or else the next."""
         self._generation = ""
         leader = msgspec.json.decode(body).get("leader") if body else None
         names = list(self._controls())
-        self._at = names.index(leader) if leader in names else self._at + 1
+        if leader is not None and leader in names and leader not in self._named:
+            self._named.add(leader)
+            self._at = names.index(leader)
+        else:
+            self._at += 1
 
     def _report(self) -> None:
         self.later(REPORT, self._report)
@@ -188,7 +196,7 @@ class RouterProcess(Process):
         model = self._rng.choice(self.table.models).name
         lives = self.routes.models[model].endpoints
         live = self._rng.choice(lives) if lives else None
-        outcome = "no endpoint" if live is None else self.try_endpoint(live.endpoint)
+        outcome = "no endpoint" if live is None else self._try(live.endpoint)
         self.answered[outcome] += 1
         if live is not None and outcome == "ok":
             self._served.add(model)
@@ -198,9 +206,16 @@ class RouterProcess(Process):
             where = "" if live is None else f" at {live.endpoint}"
             self.on_failure(self.name, model, outcome + where)
 
+    def _try(self, endpoint: Endpoint) -> str:
+        """What a request of this router meets: ``unreachable``, or see ``try_endpoint``."""
+        host = self._hosts.get(endpoint.host)
+        cut = host is not None and self._network.blocked(self.host, host.name)
+        return "unreachable" if cut else self.try_endpoint(endpoint)
+
     def _done(self, live: Live) -> None:
         live.inflight -= 1
-        live.answered_at = self._answers[live.endpoint.id] = self.world.now
+        if self._try(live.endpoint) != "unreachable":
+            live.answered_at = self._answers[live.endpoint.id] = self.world.now
 
     def vouches(self, term: Term, endpoint: str) -> float | None:
         """How long ago an endpoint answered, if the control plane of ``term`` told this

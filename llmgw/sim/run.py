@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from llmgw.sim.allegiance import OCCASIONS
 from llmgw.sim.faults import KINDS
 from llmgw.sim.scenario import Given
 from llmgw.sim.simulation import Result, simulate
@@ -125,11 +126,21 @@ def _of_leadership(kind: str) -> bool:
     return kind.startswith(LEADERSHIP)
 
 
+def _tried(met: Counter[str], met_in: Counter[str]) -> Table:
+    """How often each invariant of leadership could have been broken."""
+    table = Table("invariant", "what could have broken it", "met", "in seeds")
+    for name, (invariant, words) in sorted(OCCASIONS.items(), key=lambda item: item[1]):
+        table.add_row(invariant, words, str(met[name]), str(met_in[name]))
+    return table
+
+
 def _run_range(seeds: range, jobs: int, given: Given) -> int:
     console = Console()
     broken: list[Result] = []
     faults: Counter[str] = Counter()
     hit: Counter[str] = Counter()
+    met: Counter[str] = Counter()
+    met_in: Counter[str] = Counter()
     steps, virtual, slowest, leaders = 0, 0.0, 0.0, 0
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console) as progress:
@@ -137,6 +148,8 @@ def _run_range(seeds: range, jobs: int, given: Given) -> int:
         for result in _results(seeds, jobs, given):
             faults.update(result.faults)
             hit.update(result.faults.keys())
+            met.update(result.occasions)
+            met_in.update((+result.occasions).keys())
             steps += result.steps
             virtual += result.virtual
             leaders += result.leaders
@@ -155,6 +168,7 @@ def _run_range(seeds: range, jobs: int, given: Given) -> int:
     for kind, count in sorted(faults.items(), key=lambda item: (not _of_leadership(item[0]), -item[1], item[0])):
         table.add_row("leadership" if _of_leadership(kind) else "fleet", kind, str(count), str(hit[kind]))
     console.print(table)
+    console.print(_tried(met, met_in))
     console.print(f"a control plane began to lead {leaders} times")
     console.print(f"desired state reached at the latest {slowest:.0f} virtual seconds after the last fault")
     for result in sorted(broken, key=lambda result: result.seed):

@@ -40,7 +40,8 @@ class Broken:
 class Result:
     """How a seed ended. ``broken`` is ``None`` if all is well; ``settled`` is how
     many virtual seconds after the last fault the desired state was reached; ``leaders``
-    counts how often somebody began to lead."""
+    counts how often somebody began to lead, ``occasions`` what was met of
+    ``allegiance.OCCASIONS``."""
 
     seed: int
     broken: Broken | None
@@ -52,6 +53,7 @@ class Result:
     settled: float | None
     faults: Counter[str]
     leaders: int
+    occasions: Counter[str]
 
 
 class _Errors(logging.Handler):
@@ -105,6 +107,7 @@ def simulate(
         settled=settled,
         faults=world.faults,
         leaders=world.leaders,
+        occasions=world.occasions,
     )
 
 

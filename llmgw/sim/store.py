@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from controlplane.leadership.lease import Claim, Holder, Row
+from controlplane.store.restore import held_back
 from llmgw.sim.network import Network
 from llmgw.sim.world import WALL_OFFSET, World
 
@@ -108,7 +109,7 @@ class SimStore:
         self._before.append(self.row)
         if self.row is None or self.row.owner != row.owner or self.row.epoch != row.epoch:
             self._world.log(STORE, f"the lease is {row.owner or 'nobody'}'s, epoch {row.epoch}")
-        if self.row is None or self.row.owner != row.owner or self._anew:
+        if row.owner and (self.row is None or self.row.owner != row.owner or self._anew):
             self.turns[row.owner] = max(self.turns.values(), default=0) + 1
         self._anew = False
         self.row = row
@@ -171,14 +172,18 @@ class SimStore:
         for carry_out in waiting:
             carry_out()
 
-    def restore(self, back: int, *, held: bool) -> None:
+    def restore(self, back: int, *, held: bool = False, by_command: bool = False) -> None:
         """An older copy takes its place: the row of ``back`` changes ago, or the first after
-        that which somebody held (``held``)."""
+        that which somebody held (``held``); or what ``llmgw store restore`` makes of it."""
         earlier = [row for row in [*self._before][-back:] if not held or (row is not None and row.owner)]
         self._lives += 1
         self.restores += 1
         self._anew = True
-        self.row = earlier[0] if earlier else self.row
+        older = earlier[0] if earlier else self.row
+        if by_command:
+            nothing = Row("", 0, 0, 0.0)
+            older = held_back(f"restore-{self.restores}", older or nothing, self.row or nothing)
+        self.row = older
         words = f"{self.row.owner or 'nobody'}'s, epoch {self.row.epoch}" if self.row else "not there"
         self._world.log(STORE, f"restored: the lease is {words}")
         self._before.clear()

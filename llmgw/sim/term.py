@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 from controlplane import driver, events
 from controlplane.inbox import Inbox
+from controlplane.leadership.notice import NOTICE_PATH
 from controlplane.listeners.http import PEER
 from controlplane.listeners.routers import RouterApplication
 from controlplane.loop import Loop, LoopSettings
 from controlplane.publish.providers import AGAIN, ProviderKeys
 from controlplane.publish.routes import key_files
 from controlplane.publish.table import Publisher
-from llmgw.identity.names import Identity, Presented
+from llmgw.identity.names import Identity, Kind, Presented
 from llmgw.sim.agent_listener import SimAgentListener
 from llmgw.sim.durable import Durable, JournalEntry
 from llmgw.sim.say import describe
@@ -208,7 +209,7 @@ class Term:
     def report(self, asking: Asking, body: bytes) -> None:
         """A router's report arrived."""
         if not self.over:
-            self._call_router("POST", REPORT_PATH, asking, body=body)
+            self._call("POST", REPORT_PATH, asking, body=body)
             self.kick()
 
     def wait_table(self, asking: Asking, generation: str, wait: float, reply: Reply) -> None:
@@ -217,12 +218,16 @@ class Term:
         if not self.publisher.generation:
             reply(503, b"")
         elif self.publisher.generation != generation:
-            reply(*self._call_router("GET", TABLE_PATH, asking, query=f"generation={generation}&wait=0"))
+            reply(*self._call("GET", TABLE_PATH, asking, query=f"generation={generation}&wait=0"))
             self.kick()
         else:
             waiting = (asking, generation, reply)
             self._waiting_routers.append(waiting)
             self._later(wait, self._give_up, waiting)
+
+    def notice(self, control: str, body: bytes) -> tuple[int, bytes]:
+        """Another control plane says that it leads: what it is answered."""
+        return self._call("POST", NOTICE_PATH, Asking(control), body=body, kind="controlplane")
 
     def _give_up(self, waiting: tuple[Asking, str, Reply]) -> None:
         if waiting in self._waiting_routers:
@@ -244,11 +249,12 @@ class Term:
             identities=_Everybody(),  # type: ignore[arg-type]
             clock=self._wall,
             leads=lambda: (self.loop.epoch, self.leader),
+            superseded=self.process.superseded,
             take_usage=lambda _router, _batch: None,
         )
 
-    def _call_router(
-        self, method: str, path: str, asking: Asking, *, body: bytes = b"", query: str = ""
+    def _call(
+        self, method: str, path: str, asking: Asking, *, body: bytes = b"", query: str = "", kind: Kind = "router"
     ) -> tuple[int, bytes]:
         """A request through the real WSGI application: status and body."""
         answer: list[str] = []
@@ -257,7 +263,7 @@ class Term:
             "PATH_INFO": path,
             "QUERY_STRING": query,
             "HTTP_LLMGW_ROUTER": asking.router,
-            PEER: Presented(Identity("router", asking.router), "1", 0.0, math.inf),
+            PEER: Presented(Identity(kind, asking.router), "1", 0.0, math.inf),
             "HTTP_LLMGW_EPOCH": f"{asking.epoch} {asking.leader}",
             "CONTENT_LENGTH": str(len(body)),
             "wsgi.input": BytesIO(body),
@@ -297,6 +303,7 @@ class Term:
         for decision in batch.decisions:
             self.durable.append(JournalEntry(self.process.world.now, self.loop.epoch, decision))
         self.process.log(f"committed {batch.batch}")
+        self.process.monitor.committed(self)
         if self._commits:
             self._write_next()
         self._later(self._rng.uniform(0.0, 0.002), self.put, events.Committed(batch.batch))
@@ -311,14 +318,7 @@ class Term:
         self.process.log(describe(effect))
         if self._providers.need(effect.key_files.values()):
             self._later(self._rng.uniform(0.001, 0.05), self._read_keys)
-        self.publisher.set_routes(
-            effect.models,
-            effect.settling,
-            effect.aliases,
-            effect.key_files,
-            epoch=effect.epoch,
-            leader=effect.leader,
-        )
+        self.publisher.set_routes(effect)
         self._wake_routers()
 
     def _read_again(self) -> None:

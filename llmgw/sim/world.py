@@ -96,6 +96,8 @@ class World:
         self.faults: Counter[str] = Counter()
         self.leaders = 0
         """How often somebody began to lead."""
+        self.occasions: Counter[str] = Counter()
+        """What was met that could have broken an invariant: see ``allegiance.OCCASIONS``."""
         self.after_step: Callable[[], None] | None = None
         self.most_steps: int | None = None
         self._queue: list[tuple[float, int, Timer]] = []

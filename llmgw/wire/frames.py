@@ -20,6 +20,9 @@ their output tails stays below a tenth of it."""
 MAX_KIND = 64
 """Characters of an unknown message's kind that are kept: it ends in logs."""
 
+MAX_WORDS = 200
+"""The same of why a frame cannot be read, which may repeat what it holds."""
+
 _LENGTH = struct.Struct(">I")
 _encoder = msgspec.msgpack.Encoder()
 
@@ -99,7 +102,8 @@ class Decoder(Generic[M]):
                 kind = None
             if kind is not None and kind not in self._tags:
                 return Unknown(kind[:MAX_KIND])
-            raise FrameError("bad_frame", f"not a message of this protocol: {error}") from error
+            words = str(error)[:MAX_WORDS]
+            raise FrameError("bad_frame", f"not a message of this protocol: {words}") from error
 
 
 def up_decoder() -> "Decoder[Up]":

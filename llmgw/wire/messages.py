@@ -343,14 +343,16 @@ class Welcome(Message, frozen=True, tag="welcome"):
 class Refuse(Message, frozen=True, tag="refuse"):
     """The session ends. ``code`` is one of ``errors.SESSION``.
 
-    ``leader`` is the address to try instead (``not_leader``); ``retry_seconds`` the
-    least time to wait.
+    ``retry_seconds`` is the least time to wait. With ``not_leader``: ``leader`` is the address
+    to try instead, ``takeover_seconds`` after how many seconds who says so may lead itself at
+    the earliest, if whoever leads is gone.
     """
 
     code: str
     message: str
     leader: str | None = None
     retry_seconds: float | None = None
+    takeover_seconds: float | None = None
 
 
 class HeartbeatAck(Message, frozen=True, tag="heartbeat_ack"):

@@ -28,9 +28,11 @@ ROUTER_ID_HEADER = "Llmgw-Router"
 EPOCH_HEADER = "Llmgw-Epoch"
 MAX_TABLE = 64 * 1024 * 1024
 MAX_REPORT = 4 * 1024 * 1024
+MAX_LOADS = 50_000
 
 
 _Name = Annotated[str, Meta(max_length=512)]
+_Boot = Annotated[str, Meta(min_length=1, max_length=64)]
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
@@ -139,7 +141,7 @@ class EndpointLoad(Record, frozen=True):
     router process started, which is unknown rather than idle (DEM-01).
     """
 
-    id: str
+    id: _Name
     inflight: int = 0
     idle_seconds: float | None = None
     answered_seconds: float | None = None
@@ -150,11 +152,11 @@ class Report(Record, frozen=True):
     """Sent once a second by each router process. ``boot`` + ``sequence`` identify it
     so that nothing counts twice."""
 
-    boot: _Name
+    boot: _Boot
     sequence: int
     version: _Name
     generation: _Name = ""
-    endpoints: tuple[EndpointLoad, ...] = ()
+    endpoints: Annotated[tuple[EndpointLoad, ...], Meta(max_length=MAX_LOADS)] = ()
 
 
 _Tokens = Annotated[int, Meta(ge=0, le=2**40)]
@@ -193,7 +195,7 @@ class UsageBatch(Record, frozen=True):
     ``boot``; a batch is sent again, unchanged, until it is answered 204, and counted once
     (STO-03). ``waited`` is how long ago the batch was made, in seconds."""
 
-    boot: Annotated[str, Meta(min_length=1, max_length=64)]
+    boot: _Boot
     sequence: Annotated[int, Meta(ge=1, le=2**53)]
     records: Annotated[tuple[RequestRecord, ...], Meta(max_length=MAX_RECORDS)] = ()
     waited: _Seconds = 0.0

@@ -58,8 +58,8 @@ def test_leader_frozen(site: Site) -> None:
 
 
 def test_leader_frozen_that_wakes_up_without_a_store(site: Site) -> None:
-    """HA-01: it does nothing either while nobody can tell it that another leads, and it still
-    has the sessions of most nodes: its time is over by its own clock.
+    """HA-01, HA-02: it does nothing either while nobody has told it that another leads, and it still
+    has the sessions of most nodes: its time is over by its own clock. Its successor tells it.
 
     One that went on until it was told would stop the model that all streams come from.
     """

@@ -28,6 +28,7 @@ from llmgw.identity import joining, pem
 from llmgw.identity.folder import Folder
 from llmgw.wire.frames import encode
 from llmgw.wire.messages import Hello
+from llmgw.wire.routing import TABLE_PATH
 from llmgw.wire.versions import PROTOCOL, UPGRADE
 from tests.harness import Cluster, identities, until
 from tests.harness.cluster import MARK
@@ -230,13 +231,19 @@ def rejoin(c: Cluster, kind: str, name: str, folder: Path) -> None:
 
 def test_revoked_in_session_then_others_certificates_then_joined_anew(serving: Installation, tmp_path: Path) -> None:
     """SEC-01, SEC-02: the session of a revoked node ends at once, and its engine goes on serving; a revoked
-    router serves by its last table. With the certificate of another node or router, or of another kind, both stay
-    out. Both sides name who, why, and the remedy. Joined anew, both are taken back without a restart."""
+    router serves by its last table. The certificate of another node or router, or of another kind, is not used by
+    them, and opens nothing to who uses it. Both sides name who, why, and the remedy. Joined anew, both are taken back
+    without a restart."""
     c = serving.c
+    (site,) = c.layout.control_planes.values()
     home, away = serving.home, serving.away
     engine = c.engine_pid("simulated")
     agent, router = c.part(home), c.router
     folders = {home: c.layout.nodes[home].identity, ROUTER_ID: c.layout.router_state / "identity"}
+    doors = {
+        home: (f"https://127.0.0.1:{site.agents}/agent/v1/session", {"Upgrade": UPGRADE, "Llmgw-Node": home}),
+        ROUTER_ID: (f"https://127.0.0.1:{site.routers}{TABLE_PATH}", {"Llmgw-Router": ROUTER_ID}),
+    }
     ours = identities.ours()
     with serving.unharmed(away):
         began = time.monotonic()
@@ -253,11 +260,16 @@ def test_revoked_in_session_then_others_certificates_then_joined_anew(serving: I
 
         for agents, routers in ((("node", "node-x"), ("router", "router-x")), (("router", home), ("node", ROUTER_ID))):
             for mine, (kind, name) in ((home, agents), (ROUTER_ID, routers)):
-                identities.replaced(folders[mine], ours.folder(tmp_path / f"{kind}-{name}", kind, name))
-            for part, mine, (kind, name) in ((agent, f"node {home}", agents), (router, f"router {ROUTER_ID}", routers)):
-                said = f"the certificate is that of {kind} {name}, not of {mine}: give it its own with llmgw join"
-                hears(part, "answered 403", said, "(unauthorised)", seconds=40)
+                other = ours.folder(tmp_path / f"{kind}-{name}", kind, name)
+                identities.replaced(folders[mine], other)
+                where, headers = doors[mine]
+                answer = identities.session(other).get(where, headers={"Connection": "Upgrade", **headers}, timeout=10)
+                of = f"{'node' if mine == home else 'router'} {mine}"
+                said = f"the certificate is that of {kind} {name}, not of {of}: give it its own with llmgw join"
+                assert answer.status_code == 403 and "unauthorised" in answer.text and said in answer.text
                 hears(c.controlplane, "refused", "peer=127.0.0.1:", "code=unauthorised", said)
+            for part, mine, (kind, name) in ((agent, f"node {home}", agents), (router, f"router {ROUTER_ID}", routers)):
+                hears(part, "the one in use stays", f"is that of {kind} {name}, not of {mine}", seconds=40)
 
         assert c.engine_pid("simulated") == engine
         for kind, name in (("node", home), ("router", ROUTER_ID)):
@@ -406,7 +418,7 @@ def test_silent_connections_and_a_frame_of_20_mb(serving: Installation, tmp_path
         with newcomer, suppress(OSError):
             newcomer.sendall(encode(hello) + struct.pack(">I", size) + b"x" * size)
             assert b"frame_too_large" in drained(newcomer)
-        hears(c.controlplane, "node=huge peer=127.0.0.1:", "code=frame_too_large", "20971520 bytes")
+        hears(c.controlplane, 'certificate="node huge"', "code=frame_too_large", "20971520 bytes")
 
         said = {port: Counter(drained(sock) for sock in socks) for port, socks in secure.items()}
         assert set(map(drained, plain)) == {b""}

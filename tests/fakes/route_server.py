@@ -1,8 +1,6 @@
 """A control plane as routers see it: a route table by long poll, reports and usage taken."""
 
-import contextlib
 import json
-import socket
 import ssl
 import tempfile
 import threading
@@ -31,15 +29,6 @@ from llmgw.wire.routing import (
     encode,
 )
 from tests.harness import identities
-
-
-def _linger(secure: ssl.SSLSocket) -> None:
-    """Let a router that was refused read why: to close on what it has sent would reset the connection."""
-    with contextlib.suppress(OSError), socket.socket(fileno=socket.dup(secure.fileno())) as plain:
-        plain.settimeout(2)
-        plain.shutdown(socket.SHUT_WR)
-        while plain.recv(4096):
-            continue
 
 
 class RouteServer:
@@ -176,12 +165,7 @@ class RouteServer:
 
             def finish_request(self, request: Any, client_address: Any) -> None:
                 request.settimeout(10)
-                secure = outer.context.wrap_socket(request, server_side=True, do_handshake_on_connect=False)
-                try:
-                    secure.do_handshake()
-                except ssl.SSLError:
-                    _linger(secure)
-                    raise
+                secure = identities.answered(outer.context, request)
                 with outer._changed:
                     outer.connections += 1
                 secure.settimeout(None)
@@ -197,7 +181,7 @@ class RouteServer:
             self.show(identities.ours().controlplane(Path(folder)))
         self._server = Server(("127.0.0.1", 0), Handler)
         self.port: int = self._server.server_address[1]
-        threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
+        threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
 
     def show(self, folder: Path) -> None:
         """Present and trust what an identity folder holds, from the next connection on."""

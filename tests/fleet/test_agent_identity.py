@@ -122,7 +122,9 @@ def test_an_identity_that_cannot_be_used(node, spoil, words):
     done = run(node)
     assert done.returncode == 2
     assert words in done.stderr
-    assert f"llmgw join node CONTROL-PLANE:7003 node-a --identity {node.identity}" in done.stderr
+    assert "1 fault\n" in done.stderr
+    join = f"llmgw join node CONTROL-PLANE:7003 node-a --identity {node.identity}"
+    assert (join in done.stderr) == (spoil is not _open), "who has to change a mode need not join"
     assert "Traceback" not in done.stderr
 
 
@@ -155,12 +157,15 @@ def test_renews_over_the_session(node, planes):
     made = datetime.now(UTC) - timedelta(seconds=90)  # due since some time: a twentieth of its life spreads a fleet
     identities.ours().folder(node.identity, "node", "node-a", now=made, lifetime=timedelta(seconds=150))
     before = {file: (node.identity / file).read_text() for file in ("key.pem", "certificate.pem")}
+    left = node.identity / ".key.pem.0a_b1c2d"
+    left.write_text("half a key")
     node.agent()
     peer, _, _ = control.session()
     request = peer.take(Renew).request
     peer.send(Credential(certificate=identities.ours().sign(request, "node", "node-a")))
     until(lambda: (node.identity / "certificate.pem").read_text() != before["certificate.pem"])
     until(lambda: "another identity is shown" in node.log())
+    assert not left.exists(), "what an ended writer left is removed"
     new_key = (node.identity / "key.pem").read_text()
     assert new_key != before["key.pem"]
     assert new_key.splitlines()[1] not in request + node.log()

@@ -30,6 +30,7 @@ from llmgw.wire.messages import (
 )
 from tests.fleet.scripted_control_plane import ControlPlane, Peer
 from tests.harness import identities
+from tests.harness.ports import PortBlock
 from tests.unit.agent.shards import make_spec, start, stop
 
 KEY = "ek-00112233445566778899"
@@ -61,12 +62,6 @@ HTTPServer((argv["--host"], int(argv["--port"])), Handler).serve_forever()
 """
 
 
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 class Node:
     """One agent's files and processes."""
 
@@ -74,6 +69,8 @@ class Node:
         self.root = root
         self.state = root / "state"
         self.agents = []
+        self._block = PortBlock()
+        self._ports = iter(range(self._block.first, self._block.last + 1))
         self.engine = root / "engine"
         self.engine.write_text(ENGINE.format(python=sys.executable))
         self.engine.chmod(0o755)
@@ -94,8 +91,12 @@ class Node:
         file.write_bytes(b"GGUF" + json.dumps(todo).encode())
         return f"file:{file}"
 
+    def port(self):
+        """A port that nobody listens on, and that nobody else is given."""
+        return next(self._ports)
+
     def spec(self, replica="tiny-0000000a", todo=None, **changes):
-        values = {"engine": "llamacpp", "source": self.weights(**(todo or {})), "port": free_port(), "engine_key": KEY}
+        values = {"engine": "llamacpp", "source": self.weights(**(todo or {})), "port": self.port(), "engine_key": KEY}
         return make_spec(replica, **(values | changes))
 
     def agent(self):
@@ -126,6 +127,7 @@ class Node:
         for pid in self.engines():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+        self._block.close()
 
 
 @pytest.fixture
@@ -406,7 +408,7 @@ def test_wrong_certificates_are_told_in_the_log_and_tried_again(control, node, w
 
 def test_several_control_planes(control, node):
     """AGT-03: the next address is tried when one does not answer."""
-    node.settings["control_planes"] = [f"127.0.0.1:{free_port()}", control.address]
+    node.settings["control_planes"] = [f"127.0.0.1:{node.port()}", control.address]
     node.agent()
     control.session()
 

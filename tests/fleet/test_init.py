@@ -16,6 +16,7 @@ import openai
 import pytest
 import requests
 import yaml
+from click.testing import Result
 
 from controlplane.store.database import Database
 from controlplane.store.opening import backend_of
@@ -24,12 +25,15 @@ from llmgw.demo.processes import end, marked
 from llmgw.identity.folder import Folder
 from tests.fakes.postgresql import Server
 from tests.harness import identities
+from tests.harness.commands import llmgw, program
 from tests.harness.ports import PortBlock
 from tests.harness.process import Process
 from tests.harness.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
 MARK = "LLMGW_TEST_INIT"
+NOT_OURS = ("SUDO_USER", "LLMGW_TOKEN", "LLMGW_TOKEN_FILE")
+"""Variables of whoever runs the tests that say who that is."""
 
 
 class Machine:
@@ -45,7 +49,7 @@ class Machine:
         self.token_file = self.home / ".config" / "llmgw" / "token"
         self.environment = {**os.environ, "HOME": str(self.home), "NO_COLOR": "1", MARK: str(folder)}
         self.environment |= {"LLMGW_API": f"http://{self.admin}"}
-        for name in ("SUDO_USER", "LLMGW_TOKEN", "LLMGW_TOKEN_FILE"):
+        for name in NOT_OURS:
             self.environment.pop(name, None)
 
     @property
@@ -64,21 +68,11 @@ class Machine:
         }
         return [str(word) for pair in given.items() for word in pair]
 
-    def llmgw(self, *arguments: object, code: int = 0, **environment: str) -> subprocess.CompletedProcess[str]:
-        done = subprocess.run(
-            [sys.executable, "-m", "llmgw.cli", *map(str, arguments)],
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-            cwd=ROOT,
-            env={**self.environment, **environment},
-        )
-        assert done.returncode == code, f"{done.returncode}: {done.stdout}{done.stderr}"
-        assert "Traceback" not in done.stderr, done.stderr
-        return done
+    def llmgw(self, *arguments: object, code: int = 0, **environment: str) -> Result:
+        here = {**dict.fromkeys(NOT_OURS), **self.environment, **environment}
+        return llmgw(*arguments, code=code, environment=here)
 
-    def init(self, *more: object, code: int = 0, **environment: str) -> subprocess.CompletedProcess[str]:
+    def init(self, *more: object, code: int = 0, **environment: str) -> Result:
         return self.llmgw("init", "--yes", *self.places, *more, code=code, **environment)
 
     def part(self, name: str, module: str) -> Process:
@@ -130,8 +124,7 @@ def test_from_nothing_to_an_answer(machine: Machine) -> None:
     def status() -> Any:
         for part in parts.values():
             assert part.running, part.tail()
-        done = machine.llmgw("ctl", "models", "-o", "json")
-        return json.loads(done.stdout)
+        return json.loads(program("ctl", "models", "-o", "json", environment=machine.environment))
 
     def up() -> bool:
         try:
@@ -212,6 +205,20 @@ def test_identities_of_another_authority_are_told(machine: Machine) -> None:
     refused = machine.init(code=2).stderr
     assert "node box cannot be made without it" in refused and "llmgw ctl cert issue" in refused
     assert not (machine.etc / "authority").exists() and not (machine.state / "agent" / "identity").exists()
+
+
+def test_beside_an_identity_from_elsewhere_nothing_is_written(machine: Machine) -> None:
+    """CLI-04: such as a control plane's, of llmgw ctl cert issue: what is lacking cannot be made, and that is said
+    before anything is. With all of them there it goes on, and speaks of no root that is elsewhere."""
+    folder = machine.state / "controlplane" / "identity"
+    identities.ours().controlplane(folder, "box")
+    told = machine.init(code=2).output
+    assert f"another has made {folder}; node box and router box-router cannot be made" in " ".join(told.split())
+    assert not machine.etc.exists() and [child.name for child in machine.state.iterdir()] == ["controlplane"]
+    assert not machine.token_file.exists()
+    identities.ours().node(machine.state / "agent" / "identity", "box")
+    identities.ours().router(machine.state / "router" / "identity", "box-router")
+    assert "root-key.pem" not in machine.init().output
 
 
 def test_who_the_administrator_is(machine: Machine) -> None:

@@ -3,8 +3,10 @@
 import functools
 import os
 import shutil
+import socket
 import ssl
 from collections.abc import Iterable
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -145,6 +147,23 @@ def server(folder: Path) -> ssl.SSLContext:
     context.load_verify_locations(folder / "authorities.pem")
     context.load_cert_chain(folder / "certificate.pem", folder / "key.pem")
     return context
+
+
+def answered(context: ssl.SSLContext, plain: socket.socket) -> ssl.SSLSocket:
+    """The server's end of a handshake. Raises ``OSError``; who was refused has read why by then."""
+    secure = context.wrap_socket(plain, server_side=True, do_handshake_on_connect=False)
+    try:
+        secure.do_handshake()
+    except ssl.SSLError:
+        # To close on what it has sent would reset the connection, and the alert would be lost.
+        with suppress(OSError), socket.socket(fileno=socket.dup(secure.fileno())) as twin:
+            twin.settimeout(2)
+            twin.shutdown(socket.SHUT_WR)
+            while twin.recv(4096):
+                continue
+        secure.close()
+        raise
+    return secure
 
 
 def uri_of(connection: ssl.SSLSocket) -> str:

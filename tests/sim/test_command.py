@@ -6,7 +6,7 @@ import pytest
 from click.testing import CliRunner
 
 from llmgw.sim.run import main
-from tests.sim.mutations import adopts_nothing
+from tests.sim.mutations.replicas import adopts_nothing
 
 
 def _run(*arguments: str):
@@ -39,6 +39,7 @@ def test_a_range_tells_faults_of_leadership():
     assert result.output.index("leader-crash") < result.output.index("connection-reset")
     begun = re.search(r"a control plane began to lead (\d+) times", result.output)
     assert begun is not None and int(begun[1]) > 4
+    assert re.search(r"epoch-reused .* [1-9]\d* +│ [1-4] ", result.output), "how often it could have been broken"
 
 
 def test_a_failure_tells_invariant_events_and_replay(monkeypatch):

@@ -8,7 +8,7 @@ from pathlib import Path
 from llmgw.sim.simulation import simulate
 
 ROOT = Path(__file__).resolve().parents[2]
-SEED = 3
+SEED = 5
 
 
 def _replay(hash_seed: str) -> bytes:

@@ -111,3 +111,26 @@ def test_an_older_copy_takes_the_place_of_the_row():
     store.claim("b", taking(first), 30.0, HOLDERS["b"])
     store.restore(1, held=True)
     assert store.row == first
+
+
+def test_a_restore_by_the_command_leaves_the_lease_to_nobody():
+    """HA-01: neither who led nor who comes new takes it before its time, and its epoch is above all."""
+    world = World(1)
+    store = SimStore(world, Network(world))
+    first = store.claim("a", taking(None), 30.0, HOLDERS["a"])
+    latest = store.claim("b", taking(first), 60.0, HOLDERS["b"])
+    store.restore(1, by_command=True)
+    row = store.row
+    assert row is not None and latest is not None
+    assert row.epoch > latest.epoch and row.ttl == 60.0
+    for owner, seen in (("a", first), ("b", latest), ("c", None)):
+        assert store.claim(owner, taking(seen), 30.0, HOLDERS[owner]) == row
+
+
+def test_nobody_is_no_leader_in_turn():
+    """HA-01: whoever obeyed none yet may obey the one that let go of the lease meanwhile."""
+    world = World(1)
+    store = SimStore(world, Network(world))
+    store.claim("a", taking(None), 30.0, HOLDERS["a"])
+    store.release("a")
+    assert store.row is not None and store.row.owner == "" and store.turns == {"a": 1}

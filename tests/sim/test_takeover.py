@@ -8,6 +8,7 @@ from llmgw.sim.cluster import Cluster
 from llmgw.sim.control_process import ControlProcess
 from llmgw.sim.lease_keeper import Times
 from llmgw.sim.scenario import Given, draw
+from llmgw.sim.store import STORE
 from llmgw.sim.world import START, World
 
 COME_UP = 120.0
@@ -88,6 +89,37 @@ def test_a_leader_that_slept_stands_by_when_it_wakes_up(seed: int):
     cluster.world.run_until(cluster.world.now + 100.0)
     assert first.alive and not first.leading
     assert _all_in_session(cluster)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_leader_that_alone_cannot_reach_the_store_lets_go(seed: int):
+    """HA-02: once another leads, which tells it; its agents follow, and nothing is decided anew."""
+    cluster, first = _site(seed)
+    decided = len(cluster.durable.journal)
+    cluster.network.block(first.site.host, STORE)
+    took = _seconds_until(cluster, _led_by_another(cluster, first), 60.0)
+    assert took <= Times().ttl + 4.0
+    _seconds_until(cluster, lambda: not first.leading, 2.0)
+    assert _seconds_until(cluster, lambda: _all_in_session(cluster), 60.0) <= 15.0
+    cluster.world.run_until(cluster.world.now + 100.0)
+    assert first.alive and not first.leading
+    assert len(cluster.durable.journal) == decided
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_one_that_nobody_reaches_keeps_its_agents_until_somebody_does(seed: int):
+    """HA-01, HA-02: cut off from the other control plane too it heals in place only; it is told again and again."""
+    cluster, first = _site(seed)
+    cluster.monitor.serving = False  # what the new leader does for nodes that it cannot hear is not asked here
+    (other,) = [host for host in cluster.sites if host != first.site.host]
+    cluster.network.block(first.site.host, STORE)
+    cluster.network.block(first.site.host, other)
+    _seconds_until(cluster, _led_by_another(cluster, first), 60.0)
+    cluster.world.run_until(cluster.world.now + 60.0)
+    assert first.leading and not first.sure and not _all_in_session(cluster)
+    cluster.network.unblock(first.site.host, other)
+    _seconds_until(cluster, lambda: not first.leading, 10.0)
+    _seconds_until(cluster, lambda: _all_in_session(cluster), 60.0)
 
 
 def test_while_the_store_is_away_the_leader_stays():

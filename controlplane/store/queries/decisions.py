@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from sqlalchemy import or_, select
 
 from controlplane.events import Cordon
-from controlplane.store.queries.sql import Sql, whole
+from controlplane.store.queries.sql import Sql, values_of, whole
 from controlplane.store.tables import holds, models, node_intents, settings
 from controlplane.store.values import Hold, NodeIntent, StoredModel, StoredSetting
 
@@ -18,32 +18,12 @@ class ModelQueries:
 
     def all(self) -> tuple[StoredModel, ...]:
         """See the port."""
-        found = (
-            StoredModel(
-                name=row.name,
-                definition=row.definition or {},
-                created_at=row.created_at,
-                created_by=row.created_by,
-                updated_at=row.updated_at,
-                updated_by=row.updated_by,
-                version=row.version,
-            )
-            for row in self._sql.rows(select(models))
-        )
+        found = (StoredModel(**row._asdict()) for row in self._sql.rows(select(models)))
         return tuple(sorted(found, key=lambda model: model.name))
 
     def put(self, model: StoredModel) -> None:
         """See the port."""
-        values = {
-            "name": model.name,
-            "definition": dict(model.definition),
-            "created_at": model.created_at,
-            "created_by": model.created_by,
-            "updated_at": model.updated_at,
-            "updated_by": model.updated_by,
-            "version": model.version,
-        }
-        self._sql.put(models, whole(models, values))
+        self._sql.put(models, whole(models, values_of(model) | {"definition": dict(model.definition)}))
 
     def remove(self, name: str) -> None:
         """See the port."""
@@ -58,24 +38,14 @@ class SettingQueries:
 
     def all(self) -> tuple[StoredSetting, ...]:
         """See the port."""
-        found = (
-            StoredSetting(row.name, row.value, row.updated_at, row.updated_by, row.version)
-            for row in self._sql.rows(select(settings))
-        )
+        found = (StoredSetting(**row._asdict()) for row in self._sql.rows(select(settings)))
         return tuple(sorted(found, key=lambda setting: setting.name))
 
     def put(self, setting: StoredSetting) -> None:
         """See the port."""
-        values = {
-            "name": setting.name,
-            "value": setting.value,
-            "updated_at": setting.updated_at,
-            "updated_by": setting.updated_by,
-            "version": setting.version,
-        }
         # A text is a JSON value here, and no column of a length: what it may be, its setting says.
-        whole(settings, {name: value for name, value in values.items() if name != "value"})
-        self._sql.put(settings, values)
+        whole(settings, values_of(setting, "value"))
+        self._sql.put(settings, values_of(setting))
 
     def remove(self, name: str) -> None:
         """See the port."""
@@ -118,13 +88,12 @@ class IntentQueries:
 
     def holds(self) -> tuple[Hold, ...]:
         """See the port."""
-        found = (Hold(row.domain, row.reason, row.actor, row.at) for row in self._sql.rows(select(holds)))
+        found = (Hold(**row._asdict()) for row in self._sql.rows(select(holds)))
         return tuple(sorted(found, key=lambda hold: hold.domain))
 
     def put_hold(self, hold: Hold) -> None:
         """See the port."""
-        values = {"domain": hold.domain, "reason": hold.reason, "actor": hold.actor, "at": hold.at}
-        self._sql.put(holds, whole(holds, values))
+        self._sql.put(holds, whole(holds, values_of(hold)))
 
     def remove_hold(self, domain: str) -> None:
         """See the port."""

@@ -5,7 +5,7 @@ from typing import Any, cast
 
 from sqlalchemy import Row, select
 
-from controlplane.store.queries.sql import Sql, whole
+from controlplane.store.queries.sql import Sql, values_of, whole
 from controlplane.store.tables import admin_tokens, api_keys, grants, scopes, secrets, users
 from controlplane.store.values import AdminToken, ApiKey, Grant, Role, Scope, StoredSecret, User
 
@@ -22,7 +22,7 @@ class SecretQueries:
         if known:
             return known
         self._sql.connection.execute(
-            self._sql.insert(secrets).values(whole(secrets, _secret_values(first))).on_conflict_do_nothing()
+            self._sql.insert(secrets).values(whole(secrets, values_of(first))).on_conflict_do_nothing()
         )
         return self.all(first.name)
 
@@ -37,7 +37,7 @@ class SecretQueries:
     def add(self, secret: StoredSecret) -> None:
         """See the port."""
         self._sql.add(
-            secrets, whole(secrets, _secret_values(secret)), f"generation {secret.number} of the secret {secret.name}"
+            secrets, whole(secrets, values_of(secret)), f"generation {secret.number} of the secret {secret.name}"
         )
 
     def drop(self, name: str, generations: Collection[str]) -> None:
@@ -47,17 +47,6 @@ class SecretQueries:
                 self._sql.connection.execute(
                     secrets.delete().where(secrets.c.name == name, secrets.c.number == known.number)
                 )
-
-
-def _secret_values(secret: StoredSecret) -> dict[str, Any]:
-    return {
-        "name": secret.name,
-        "number": secret.number,
-        "mark": secret.mark,
-        "value": secret.value,
-        "created_at": secret.created_at,
-        "created_by": secret.created_by,
-    }
 
 
 class KeyQueries:
@@ -73,7 +62,8 @@ class KeyQueries:
 
     def add(self, key: ApiKey) -> None:
         """See the port."""
-        self._sql.add(api_keys, whole(api_keys, _key_values(key)), f"the key {key.id}")
+        models = None if key.models is None else list(key.models)
+        self._sql.add(api_keys, whole(api_keys, values_of(key) | {"models": models}), f"the key {key.id}")
 
     def revoke(self, key_id: str, now: float, actor: str) -> ApiKey | None:
         """See the port."""
@@ -86,38 +76,8 @@ class KeyQueries:
         return None if row is None else _key(row)
 
 
-def _key_values(key: ApiKey) -> dict[str, Any]:
-    return {
-        "id": key.id,
-        "name": key.name,
-        "shown": key.shown,
-        "digest": key.digest,
-        "models": None if key.models is None else list(key.models),
-        "created_at": key.created_at,
-        "created_by": key.created_by,
-        "expires_at": key.expires_at,
-        "revoked_at": key.revoked_at,
-        "revoked_by": key.revoked_by,
-        "scope": key.scope,
-        "version": key.version,
-    }
-
-
 def _key(row: Row[Any]) -> ApiKey:
-    return ApiKey(
-        id=row.id,
-        name=row.name,
-        shown=row.shown,
-        digest=row.digest,
-        created_at=row.created_at,
-        created_by=row.created_by,
-        models=None if row.models is None else tuple(row.models),
-        scope=row.scope,
-        expires_at=row.expires_at,
-        revoked_at=row.revoked_at,
-        revoked_by=row.revoked_by,
-        version=row.version,
-    )
+    return ApiKey(**row._asdict() | {"models": None if row.models is None else tuple(row.models)})
 
 
 class ScopeQueries:
@@ -128,22 +88,12 @@ class ScopeQueries:
 
     def all(self) -> tuple[Scope, ...]:
         """See the port."""
-        found = (
-            Scope(row.path, row.title, row.created_at, row.created_by, row.version)
-            for row in self._sql.rows(select(scopes))
-        )
+        found = (Scope(**row._asdict()) for row in self._sql.rows(select(scopes)))
         return tuple(sorted(found, key=lambda scope: scope.path))  # not ORDER BY: databases collate differently
 
     def put(self, scope: Scope) -> None:
         """See the port."""
-        values = {
-            "path": scope.path,
-            "title": scope.title,
-            "created_at": scope.created_at,
-            "created_by": scope.created_by,
-            "version": scope.version,
-        }
-        self._sql.put(scopes, whole(scopes, values))
+        self._sql.put(scopes, whole(scopes, values_of(scope)))
 
     def remove(self, path: str) -> None:
         """See the port."""
@@ -163,12 +113,8 @@ class PeopleQueries:
             granted.setdefault(row.user_name, []).append(Grant(cast(Role, row.role), row.scope))
         found = (
             User(
-                name=row.name,
                 grants=tuple(sorted(granted.get(row.name, ()), key=lambda grant: (grant.role, grant.scope))),
-                created_at=row.created_at,
-                created_by=row.created_by,
-                disabled_at=row.disabled_at,
-                version=row.version,
+                **row._asdict(),
             )
             for row in self._sql.rows(select(users))
         )
@@ -176,14 +122,7 @@ class PeopleQueries:
 
     def put_user(self, user: User) -> None:
         """See the port."""
-        values = {
-            "name": user.name,
-            "created_at": user.created_at,
-            "created_by": user.created_by,
-            "disabled_at": user.disabled_at,
-            "version": user.version,
-        }
-        self._sql.put(users, whole(users, values))
+        self._sql.put(users, whole(users, values_of(user, "grants")))
         self._sql.connection.execute(grants.delete().where(grants.c.user_name == user.name))
         rows = [
             whole(grants, {"user_name": user.name, "role": grant.role, "scope": grant.scope})
@@ -207,18 +146,7 @@ class PeopleQueries:
         """See the port."""
         if self._sql.row(select(users.c.name).where(users.c.name == token.user)) is None:
             raise ValueError(f"there is no user {token.user!r} who could have a token")
-        values = {
-            "id": token.id,
-            "user_name": token.user,
-            "name": token.name,
-            "shown": token.shown,
-            "digest": token.digest,
-            "created_at": token.created_at,
-            "created_by": token.created_by,
-            "expires_at": token.expires_at,
-            "revoked_at": token.revoked_at,
-            "revoked_by": token.revoked_by,
-        }
+        values = values_of(token, "user") | {"user_name": token.user}
         self._sql.add(admin_tokens, whole(admin_tokens, values), f"the token {token.id}")
 
     def revoke_token(self, token_id: str, now: float, actor: str) -> AdminToken | None:
@@ -233,15 +161,5 @@ class PeopleQueries:
 
 
 def _token(row: Row[Any]) -> AdminToken:
-    return AdminToken(
-        id=row.id,
-        user=row.user_name,
-        name=row.name,
-        shown=row.shown,
-        digest=row.digest,
-        created_at=row.created_at,
-        created_by=row.created_by,
-        expires_at=row.expires_at,
-        revoked_at=row.revoked_at,
-        revoked_by=row.revoked_by,
-    )
+    values = row._asdict()
+    return AdminToken(user=values.pop("user_name"), **values)

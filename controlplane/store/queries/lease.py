@@ -5,7 +5,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Float, and_, case, cast, extract, func, or_, select
 
 from controlplane.leadership.lease import Claim, Holder, Row
-from controlplane.store.errors import NotLeading
+from controlplane.store.errors import NotLeading, StoreUnavailable
 from controlplane.store.queries.sql import Sql, whole
 from controlplane.store.tables import leadership
 
@@ -15,6 +15,10 @@ UNIX_EPOCH = 2440587.5
 STANDSTILL = 2.0
 """Seconds that a control plane may stand still between the statement that takes the lease and
 its commit."""
+
+SPENT = 2**63 - 2**20
+"""An epoch or a count from here on is none that any lease comes to, and nothing could follow
+it: the columns end at 2**63 - 1."""
 
 
 class LeadershipQueries:
@@ -28,6 +32,13 @@ class LeadershipQueries:
         row = self._sql.row(select(leadership))
         if row is None:
             return None
+        for name in ("epoch", "renewals"):
+            if getattr(row, name) >= SPENT:
+                raise StoreUnavailable(
+                    f"the lease cannot be taken nor renewed: {name} of the row in table leadership is "
+                    f"{getattr(row, name)}, which no control plane wrote and nothing can follow: stop all of them, "
+                    "set it to 0 in the database, and start them again"
+                )
         return Row(
             owner=row.owner,
             renewals=row.renewals,
@@ -58,7 +69,7 @@ class LeadershipQueries:
             .on_conflict_do_update(
                 index_elements=["id"],
                 set_=given | {"epoch": case((ours, above), else_=above + 1), "renewals": table.renewals + 1},
-                where=or_(and_(ours, table.renewals >= claim.renewals), seen),
+                where=and_(_goes_on(), or_(and_(ours, table.renewals >= claim.renewals), seen)),
             )
         )
         self._brief()
@@ -71,7 +82,7 @@ class LeadershipQueries:
     def release(self, owner: str) -> None:
         """See the port."""
         values = {"owner": "", "renewals": leadership.c.renewals + 1, "holder": None, "renewed_at": self._clock()}
-        self._sql.connection.execute(leadership.update().where(leadership.c.owner == owner).values(values))
+        self._sql.connection.execute(leadership.update().where(leadership.c.owner == owner, _goes_on()).values(values))
 
     def require(self, owner: str) -> None:
         """See the port."""
@@ -97,6 +108,11 @@ class LeadershipQueries:
         if self._sql.connection.dialect.name == "postgresql":
             return cast(extract("epoch", func.clock_timestamp()), Float(53))
         return (func.julianday("now") - UNIX_EPOCH) * 86400.0
+
+
+def _goes_on() -> ColumnElement[bool]:
+    """Whether something can follow the row."""
+    return and_(leadership.c.epoch < SPENT, leadership.c.renewals < SPENT)
 
 
 def _holder(value: Any) -> Holder:

@@ -1,12 +1,12 @@
 """What happened: the audit, changes under an Idempotency-Key, events."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
-from sqlalchemy import ColumnElement, Row, select, true
+from sqlalchemy import ColumnElement, Row, Table, select, true
 
 from controlplane.store.queries.scan import Condition, Pages, Way, equal
-from controlplane.store.queries.sql import Sql, cut, whole
+from controlplane.store.queries.sql import Sql, cut, values_of, whole
 from controlplane.store.tables import audit, events, idempotency
 from controlplane.store.values import AuditEntry, EventEntry, IdempotencyRecord, Page
 
@@ -22,11 +22,27 @@ def _named(**values: str | None) -> list[Condition]:
     return [equal(name, value) for name, value in values.items() if value is not None]
 
 
-class AuditQueries:
-    """See ``port.Audit``."""
+class DatedQueries:
+    """See ``port.Dated``: rows of ``_table``, by its column ``at``."""
+
+    _table: ClassVar[Table]
 
     def __init__(self, sql: Sql) -> None:
         self._sql = sql
+
+    def newest(self) -> float | None:
+        """See the port."""
+        return self._sql.greatest(self._table.c.at)
+
+    def drop_before(self, moment: float, limit: int) -> int:
+        """See the port."""
+        return self._sql.drop_before(self._table, self._table.c.at, moment, limit)
+
+
+class AuditQueries(DatedQueries):
+    """See ``port.Audit``."""
+
+    _table = audit
 
     def add(self, *entries: AuditEntry) -> None:
         """See the port."""
@@ -52,50 +68,21 @@ class AuditQueries:
             rest.append(lambda columns: columns["at"] < until)
         return _AUDIT.read(self._sql, [Way((_all,), rest)], _entry, limit=limit, cursor=cursor)
 
-    def newest(self) -> float | None:
-        """See the port."""
-        return self._sql.greatest(audit.c.at)
-
-    def drop_before(self, moment: float, limit: int) -> int:
-        """See the port."""
-        return self._sql.drop_before(audit, audit.c.at, moment, limit)
-
 
 def _audit_values(entry: AuditEntry) -> dict[str, Any]:
-    values = {
-        "at": entry.at,
-        "actor": entry.actor,
-        "user_name": entry.user,
-        "token": entry.token,
-        "operation": entry.operation,
-        "kind": entry.kind,
-        "target": entry.target,
-        "request_id": entry.request_id,
-    }
+    values = values_of(entry, "id", "user", "before", "after") | {"user_name": entry.user}
     return cut(audit, values) | {"before": entry.before, "after": entry.after}
 
 
 def _entry(row: Row[Any]) -> AuditEntry:
-    return AuditEntry(
-        at=row.at,
-        actor=row.actor,
-        user=row.user_name,
-        token=row.token,
-        operation=row.operation,
-        kind=row.kind,
-        target=row.target,
-        before=row.before,
-        after=row.after,
-        request_id=row.request_id,
-        id=row.id,
-    )
+    values = row._asdict()
+    return AuditEntry(user=values.pop("user_name"), **values)
 
 
-class IdempotencyQueries:
+class IdempotencyQueries(DatedQueries):
     """See ``port.Idempotency``."""
 
-    def __init__(self, sql: Sql) -> None:
-        self._sql = sql
+    _table = idempotency
 
     def find(self, user: str, key: str) -> IdempotencyRecord | None:
         """See the port."""
@@ -104,35 +91,22 @@ class IdempotencyQueries:
 
     def add(self, record: IdempotencyRecord) -> None:
         """See the port."""
-        values = {
-            "user_name": record.user,
-            "key": record.key,
-            "digest": record.digest,
-            "target": record.target,
-            "at": record.at,
-        }
+        values = values_of(record, "user") | {"user_name": record.user}
         self._sql.add(idempotency, whole(idempotency, values), f"a change under the Idempotency-Key {record.key!r}")
 
-    def newest(self) -> float | None:
-        """See the port."""
-        return self._sql.greatest(idempotency.c.at)
 
-    def drop_before(self, moment: float, limit: int) -> int:
-        """See the port."""
-        return self._sql.drop_before(idempotency, idempotency.c.at, moment, limit)
-
-
-class EventQueries:
+class EventQueries(DatedQueries):
     """See ``port.Events``."""
 
-    def __init__(self, sql: Sql) -> None:
-        self._sql = sql
+    _table = events
 
     def add(self, entries: Sequence[EventEntry]) -> None:
         """See the port."""
         if not entries:
             return
-        rows = [cut(events, _event_values(entry)) | {"figures": dict(entry.figures) or None} for entry in entries]
+        rows = [
+            cut(events, values_of(entry, "figures")) | {"figures": dict(entry.figures) or None} for entry in entries
+        ]
         self._sql.connection.execute(self._sql.insert(events).on_conflict_do_nothing(), rows)
 
     def page(
@@ -155,37 +129,6 @@ class EventQueries:
         way = Way((_all,), _named(model=model, node=node, kind=kind))
         return _EVENTS.read(self._sql, [way], _event, limit=limit, cursor=cursor, bounds=bounds)
 
-    def newest(self) -> float | None:
-        """See the port."""
-        return self._sql.greatest(events.c.at)
-
-    def drop_before(self, moment: float, limit: int) -> int:
-        """See the port."""
-        return self._sql.drop_before(events, events.c.at, moment, limit)
-
-
-def _event_values(entry: EventEntry) -> dict[str, Any]:
-    return {
-        "id": entry.id,
-        "at": entry.at,
-        "kind": entry.kind,
-        "reason": entry.reason,
-        "epoch": entry.epoch,
-        "model": entry.model,
-        "replica": entry.replica,
-        "node": entry.node,
-    }
-
 
 def _event(row: Row[Any]) -> EventEntry:
-    return EventEntry(
-        id=row.id,
-        at=row.at,
-        kind=row.kind,
-        reason=row.reason,
-        epoch=row.epoch,
-        model=row.model,
-        replica=row.replica,
-        node=row.node,
-        figures=row.figures or {},
-    )
+    return EventEntry(**row._asdict() | {"figures": row.figures or {}})

@@ -6,6 +6,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -105,6 +106,11 @@ class Sql:
         chosen = select(*keys).where(column < moment).order_by(column).limit(limit)
         key = keys[0] if len(keys) == 1 else tuple_(*keys)
         return self.connection.execute(table.delete().where(key.in_(chosen))).rowcount
+
+
+def values_of(record: Any, *without: str) -> Values:
+    """The fields of a record (a dataclass) by the columns of the same names."""
+    return {field.name: getattr(record, field.name) for field in fields(record) if field.name not in without}
 
 
 class _Item(NamedTuple):

@@ -35,11 +35,7 @@ class UsageQueries:
     def __init__(self, sql: Sql) -> None:
         self._sql = sql
 
-    def add(self, source: str, boot: str, sequence: int, entries: Sequence[RequestEntry], *, log: bool) -> bool:
-        """See the port."""
-        return self.add_all((UsageOf(source, boot, sequence, entries),), log=log).new == 1
-
-    def add_all(self, batches: Sequence[UsageOf], *, log: bool) -> Counted:
+    def add(self, batches: Sequence[UsageOf], *, log: bool) -> Counted:
         """See the port."""
         senders = [(shortened(batch.source, _SOURCE), shortened(batch.boot, _BOOT)) for batch in batches]
         known = self._known(senders)

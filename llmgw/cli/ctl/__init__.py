@@ -53,4 +53,4 @@ COMMANDS = {
 
 @click.group(cls=Group, lazy=COMMANDS, epilog=example("llmgw ctl status", "llmgw ctl explain smollm2-135m"))
 def ctl() -> None:
-    """Look at the fleet and steer it."""
+    """Look at the fleet and steer it. All times are UTC."""

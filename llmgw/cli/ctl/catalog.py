@@ -7,7 +7,7 @@ import click
 from llmgw.cli.client import Client
 from llmgw.cli.groups import Group
 from llmgw.cli.options import api, example, file_or_stdin, output
-from llmgw.cli.output import as_yaml, moment, plain, plural, say
+from llmgw.cli.output import as_yaml, plain, plural, say, utc
 from llmgw.cli.yamltext import mapping
 
 
@@ -24,7 +24,7 @@ def show(client: Client, form: str) -> None:
     answer = client.get("catalog", "source")
     if plain(answer, form):
         return
-    say(f"{answer['source']}, loaded {moment(answer['loaded_at'])}: {_models(answer)}")
+    say(f"{answer['source']}, loaded {utc(answer['loaded_at'])}: {_models(answer)}")
     for fault in answer.get("refused", ()):
         say(f"refused since: {fault}")
 

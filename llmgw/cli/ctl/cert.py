@@ -18,10 +18,11 @@ import click
 from llmgw.cli.groups import Group
 from llmgw.cli.options import example
 from llmgw.cli.output import clean, plural, say
+from llmgw.runtime.clock import utc
 
 if TYPE_CHECKING:
     from llmgw.identity.authority import Facts
-    from llmgw.identity.root_folder import RootFolder
+    from llmgw.identity.root_folder import Retired, RootFolder
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -30,7 +31,6 @@ PERSONAL = ".config/llmgw/authority"
 MAX_DAYS = 3650
 
 KINDS = ("controlplane", "node", "router")
-FORCE = "Replace what is there."
 
 
 def default_authority() -> Path:
@@ -64,7 +64,7 @@ def _days(command: Command) -> Command:
 
 
 _kind = click.argument("kind", metavar="|".join(KINDS), type=click.Choice(KINDS))
-_force = click.option("--force", is_flag=True, help=FORCE)
+_force = click.option("--force", is_flag=True, help="Replace what is there.")
 
 
 @contextlib.contextmanager
@@ -83,11 +83,6 @@ def in_words() -> Iterator[None]:
         where = f"{error.filename}: " if error.filename else ""
         what = "is no directory" if isinstance(error, FileExistsError) else error.strerror or error
         raise click.ClickException(f"{clean(where)}{clean(what)}") from error
-
-
-def expiry(facts: "Facts") -> str:
-    """The day a certificate ends, in UTC."""
-    return f"{datetime.fromtimestamp(facts.expires_at, UTC):%Y-%m-%d %H:%M} UTC"
 
 
 LIVE = {
@@ -122,24 +117,16 @@ def init(office: "RootFolder", name: str, rotate: bool, retire: bool, force: boo
         raise click.UsageError("--rotate, --retire and --force exclude each other")
     with in_words():
         if retire:
-            dropped = office.retire()
-            say(
-                f"{plural(dropped, 'older root')} dropped from {office.authorities}. Tell each control plane: "
-                "llmgw ctl cert renew DIR"
-            )
+            _say_retired(office, office.retire())
         elif rotate:
             facts = office.rotate(name)
-            say(
-                f"A new root, {facts.subject}, until {expiry(facts)}; the old one is trusted too. Next: llmgw ctl cert "
-                "renew DIR for each control plane; when all nodes and routers have new certificates: llmgw ctl cert "
-                "init --retire"
-            )
+            say(f"A new root, {facts.subject}, until {utc(facts.expires_at)}; the old one is trusted too.")
+            say("Next, for each control plane:\n  llmgw ctl cert renew DIR")
+            say("When all nodes and routers have new certificates:\n  llmgw ctl cert init --retire")
         else:
             facts = office.init(name, replace=force)
-            say(
-                f"The root {facts.subject} is in {office.path}, until {expiry(facts)}. Next, for each control plane: "
-                "llmgw ctl cert issue controlplane NAME --san HOST --out DIR"
-            )
+            say(f"The root {facts.subject} is in {office.path}, until {utc(facts.expires_at)}.")
+            say("Next, for each control plane:\n  llmgw ctl cert issue controlplane NAME --san HOST --out DIR")
 
 
 @cert.command(
@@ -179,8 +166,8 @@ def issue(
         dns = [san for san in sans if not _is_address(san)]
         ips = [san for san in sans if _is_address(san)]
         facts = office.issue(who, Path(out), dns=dns, ips=ips, lifetime=timedelta(days=days), replace=force)
-    can = ", with an issuer that signs joins and renewals" if kind == "controlplane" else ""
-    say(f"{out} holds the {who}, serial {facts.serial}, until {expiry(facts)}{can}. Move it there by a safe way.")
+        told = _holds(out, facts)
+    say(f"{told}. Move it there by a safe way.")
 
 
 @cert.command(
@@ -216,7 +203,7 @@ def sign(office: "RootFolder", csr: str, kind: str, name: str, *, out: str | Non
             write_atomic(Path(out), chain, 0o644)
     if not out:
         click.echo(chain.decode("ascii"), nl=False)
-    click.echo(clean(f"The {who}, serial {facts.serial}, until {expiry(facts)}."), err=True)
+    click.echo(clean(f"The {who}, serial {facts.serial}, until {utc(facts.expires_at)}."), err=True)
 
 
 @cert.command(
@@ -229,11 +216,44 @@ def sign(office: "RootFolder", csr: str, kind: str, name: str, *, out: str | Non
 def renew(office: "RootFolder", directory: str, days: int, force: bool) -> None:
     """Give the folder of an identity a new key, a new certificate and the present authorities.
 
-    Also if it has expired. A running part takes it up by itself, without a restart.
+    Also if it has expired. A control plane's gets a new issuer too. A running part takes it up by itself, without a
+    restart.
     """
+    from llmgw.identity import pem  # noqa: PLC0415 - with the command
+    from llmgw.identity.folder import Folder  # noqa: PLC0415
+
     with in_words():
         facts = office.renew(Path(directory), lifetime=timedelta(days=days), replace=force)
-    say(f"{directory} holds the {facts.identity}, serial {facts.serial}, until {expiry(facts)}.")
+        told = _holds(directory, facts)
+        roots = len(pem.split(Folder(Path(directory)).roots()))
+    say(f"{told}." + (f" It trusts {roots} roots, until llmgw ctl cert init --retire." if roots > 1 else ""))
+
+
+def _holds(directory: str, facts: "Facts") -> str:
+    """What is new in the folder of an identity. Raises ``SettingsError``."""
+    from llmgw.identity import authority  # noqa: PLC0415 - large
+    from llmgw.identity.folder import Folder  # noqa: PLC0415
+
+    words = f"{directory} holds the {facts.identity}, serial {facts.serial}, until {utc(facts.expires_at)}"
+    if facts.identity is None or facts.identity.kind != "controlplane":
+        return words
+    issuer = authority.facts(Folder(Path(directory)).signer()[0])
+    return f"{words}, with a new issuer that signs joins and renewals until {utc(issuer.expires_at)}"
+
+
+def _say_retired(office: "RootFolder", retired: "Retired") -> None:
+    """Also who would be refused once control planes have the root alone."""
+    say(f"{plural(retired.dropped, 'older root')} dropped from {office.authorities}.")
+    for name in retired.behind:
+        say(f"The control plane {name} still signs under an older root: renew its folder first, unless it is gone.")
+    moment = datetime.fromtimestamp(retired.since, UTC)
+    say(
+        "Who of the nodes and routers still has a certificate under an older root, only a control plane knows. They "
+        "must come back before the next step, or join anew after it. If a control plane had its new folder only later, "
+        "name that moment:\n"
+        f"  llmgw ctl cert list --issued-before {moment:%Y-%m-%dT%H:%M:%SZ}"
+    )
+    say("Next, for each control plane:\n  llmgw ctl cert renew DIR")
 
 
 def _is_address(text: str) -> bool:

@@ -1,20 +1,20 @@
 """Joining the fleet and leaving it: nodes, routers, and the tokens they join with (SEC-02, REC-13)."""
 
-import sys
 from typing import Any
 from urllib.parse import urlsplit
 
 import click
 
 from llmgw.cli import completion
+from llmgw.cli.changes import hand_over, shown_once, take_away
 from llmgw.cli.client import Client, segment
+from llmgw.cli.credentials import loopback
 from llmgw.cli.ctl.cert_live import notes, state
 from llmgw.cli.groups import Group
-from llmgw.cli.options import api, confirm, example, output, yes
-from llmgw.cli.output import clean, console, day, moment, plain, say
+from llmgw.cli.options import api, confirm, example, output, with_list, yes
+from llmgw.cli.output import console, day, moment, plain, say, utc
 from llmgw.cli.tables import Row, table
 
-LOOPBACK = ("127.0.0.1", "::1", "localhost")
 WILDCARD = ("0.0.0.0", "::")  # noqa: S104 - addresses that are read, not bound
 
 
@@ -28,22 +28,16 @@ def adding(kind: str) -> click.Command:
     def add(client: Client, name: str, form: str) -> None:
         body = {"kind": kind, "name": name}
         made = client.send("POST", "join-tokens", "id", body)
-        secret = made.get("token")
-        if not isinstance(secret, str):  # the repeat of a request whose answer was lost
-            raise click.ClickException(
-                f"the connection broke before the token could be shown, and it is kept nowhere. It ends by itself: "
-                f"make another with llmgw ctl {kind}s add {clean(name)}"
-            )
+        secret = shown_once(made, "token", "llmgw ctl join-tokens remove")
         if plain(made, form):
             return
         address, note = _reachable(str(made.get("join", "")), client.url)
-        click.echo(f"A token for {kind} {clean(name)}, good once, within 15 minutes. On that machine run", err=True)
-        click.echo(f"  llmgw join {kind} {address} {clean(name)}", err=True)
-        if note:
-            click.echo(note, err=True)
-        where = "" if sys.stdout.isatty() else ", on standard output"
-        click.echo(f"and give it this token when it asks. It is shown this once{where}:", err=True)
-        click.echo(clean(secret))
+        hand_over(
+            f"A token for {kind} {name}, good once, within 15 minutes. On that machine run\n"
+            f"  llmgw join {kind} {address} {name}\n"
+            f"{note}and give it this token when it asks.",
+            secret,
+        )
 
     add.help = (
         f"Let a {kind} join: print a token with which it gets its certificate.\n\n"
@@ -63,9 +57,8 @@ def removing(kind: str, completes: Any) -> click.Command:
     def remove(client: Client, name: str, yes: bool, form: str) -> None:
         runs = "; what runs there is placed elsewhere" if kind == "node" else ""
         confirm(f"Remove the {kind} {name}? Its certificate is refused until it joins anew{runs}.", yes)
-        answer = client.send("DELETE", f"identities/{kind}/{segment(name)}", "")
-        if not plain(answer or {"kind": kind, "name": name}, form):
-            say(f"{name} is removed. It may come back with a token: llmgw ctl {kind}s add {name}")
+        words = f"{name} is removed. It may come back with a token: llmgw ctl {kind}s add {name}"
+        take_away(client, f"identities/{kind}/{segment(name)}", form, words, kind=kind, name=name)
 
     more = " What runs there is placed elsewhere." if kind == "node" else ""
     remove.help = f"Take a {kind} out of the fleet: its certificate is refused until it joins anew.{more}"
@@ -73,15 +66,20 @@ def removing(kind: str, completes: Any) -> click.Command:
 
 
 def _reachable(address: str, url: str) -> tuple[str, str]:
-    """The address to join at, and what has to be said of it."""
+    """The address to join at, and a line on what has to be said of it."""
     host, _, port = address.rpartition(":")
     bare = host.strip("[]")
     if bare in WILDCARD:
-        ours = urlsplit(url).hostname or ""
-        return f"{'CONTROL-PLANE' if ours in LOOPBACK else ours}:{port}", ""
-    if bare in LOOPBACK:
-        return clean(address), "(which only this machine reaches: the setting join.listen is a loopback address)"
-    return clean(address), ""
+        asked = urlsplit(url).hostname or ""
+        if loopback(asked):
+            return (
+                f"CONTROL-PLANE:{port}",
+                "(CONTROL-PLANE stands for a name or address of the control plane's machine)\n",
+            )
+        return f"{f'[{asked}]' if ':' in asked else asked}:{port}", ""
+    if loopback(bare):
+        return address, "(which only this machine reaches: the setting join.listen is a loopback address)\n"
+    return address, ""
 
 
 @click.group(
@@ -89,23 +87,10 @@ def _reachable(address: str, url: str) -> tuple[str, str]:
 )
 @output
 @api
-@click.pass_context
-def routers(context: click.Context, client: Client, form: str) -> None:
+def routers(client: Client, form: str) -> None:
     """List routers: those that may speak to the control plane, and the processes that report."""
-    if context.invoked_subcommand is None:
-        _list_routers(client, form)
-
-
-@routers.command("list", epilog=example("llmgw ctl routers list", "llmgw ctl routers list -o json"))
-@output
-@api
-def list_routers(client: Client, form: str) -> None:
-    """The same as llmgw ctl routers alone."""
-    _list_routers(client, form)
-
-
-def _list_routers(client: Client, form: str) -> None:
     answer = client.all("identities", "identities", kind="router")
+    answer["identities"] = [row for row in answer["identities"] if "removed_at" not in row]
     reporting: dict[str, list[dict[str, Any]]] = {}
     for process in client.get("status", "routers")["routers"]:
         reporting.setdefault(process["id"], []).append(process)
@@ -134,6 +119,7 @@ def _list_routers(client: Client, form: str) -> None:
     )
 
 
+with_list(routers)
 routers.add_command(adding("router"))
 routers.add_command(removing("router", completion.routers))
 
@@ -144,32 +130,31 @@ routers.add_command(removing("router", completion.routers))
 @click.group(cls=Group, invoke_without_command=True, epilog=example("llmgw ctl join-tokens"))
 @output
 @api
-@click.pass_context
-def join_tokens(context: click.Context, client: Client, form: str) -> None:
+def join_tokens(client: Client, form: str) -> None:
     """List the tokens that nodes and routers may join with, or joined with of late."""
-    if context.invoked_subcommand is not None:
-        return
     answer = client.all("join-tokens", "join_tokens")
     if plain(answer, form):
         return
     table(
-        ["ID", "KIND", "NAME", "STATE", "CREATED", "EXPIRES", "USED FROM", *(["created by"] if form == "wide" else [])],
+        ["ID", "KIND", "NAME", "STATE", "EXPIRES", "used from", *(["created", "by"] if form == "wide" else [])],
         [
             [
                 each["id"],
                 each["kind"],
                 each["name"],
                 each["state"],
-                moment(each["created_at"]),
                 moment(each["expires_at"]),
                 each.get("used_from", ""),
-                *([each["created_by"]] if form == "wide" else []),
+                *([moment(each["created_at"]), each["created_by"]] if form == "wide" else []),
             ]
             for each in answer["join_tokens"]
         ],
         "There are no join tokens. Make one: llmgw ctl nodes add NAME",
         console(),
     )
+
+
+with_list(join_tokens)
 
 
 @join_tokens.command("show", epilog=example("llmgw ctl join-tokens show 1a2b3c4d5e6f"))
@@ -181,9 +166,9 @@ def show_token(client: Client, token_id: str, form: str) -> None:
     found = client.get(f"join-tokens/{segment(token_id)}", "id")
     if plain(found, form):
         return
-    used = f", from {found['used_from']} at {moment(found['used_at'])}" if "used_at" in found else ""
+    used = f", from {found['used_from']} at {utc(found['used_at'])}" if "used_at" in found else ""
     say(f"{found['id']} for {found['kind']} {found['name']} is {found['state']}{used}")
-    say(f"made {moment(found['created_at'])} by {found['created_by']}, good until {moment(found['expires_at'])}")
+    say(f"made {utc(found['created_at'])} by {found['created_by']}, good until {utc(found['expires_at'])}")
 
 
 @join_tokens.command("remove", epilog=example("llmgw ctl join-tokens remove 1a2b3c4d5e6f"))
@@ -192,6 +177,4 @@ def show_token(client: Client, token_id: str, form: str) -> None:
 @api
 def remove_token(client: Client, token_id: str, form: str) -> None:
     """Take a join token back: nobody can join with it any more."""
-    answer = client.send("DELETE", f"join-tokens/{segment(token_id)}", "")
-    if not plain(answer or {"id": token_id}, form):
-        say(f"{token_id} is good for nothing any more")
+    take_away(client, f"join-tokens/{segment(token_id)}", form, f"{token_id} is removed", id=token_id)

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from llmgw.cli import completion
-from llmgw.cli.client import Client, Sent, Unreachable
+from llmgw.cli.client import Client, Unreachable
 from llmgw.cli.options import api, example, output
 from llmgw.cli.output import as_json, as_yaml, clean, console, moment, plain
+from llmgw.cli.sse import Sent
 from llmgw.cli.tables import Row, below, table
 
 if TYPE_CHECKING:
@@ -39,6 +40,8 @@ PAUSES = (1.0, 2.0, 5.0)
 def events(client: Client, form: str, limit: int, since: str | None, watch: bool, **query: Any) -> None:
     """Show what was decided and seen of late, oldest first. Times are UTC."""
     answer = client.all("events", "events", limit, since=since, **query)
+    if answer.get("incomplete"):
+        click.echo(f"Not all events: {clean(answer['incomplete'])}", err=True)
     if not watch:
         if plain(answer, form):
             return

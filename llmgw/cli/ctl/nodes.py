@@ -8,8 +8,8 @@ from llmgw.cli import completion
 from llmgw.cli.client import Client, segment
 from llmgw.cli.ctl.enrol import adding, removing
 from llmgw.cli.groups import Group
-from llmgw.cli.options import api, confirm, example, output, watch, yes
-from llmgw.cli.output import UNKNOWN, ago, clean, count, gb, gb_of, listed, moment, plain, plural, say
+from llmgw.cli.options import api, confirm, example, output, watch, with_list, yes
+from llmgw.cli.output import UNKNOWN, ago, clean, count, gb, gb_of, listed, plain, plural, say, utc
 from llmgw.cli.tables import Row, fitting, gauge, table
 from llmgw.cli.watch import view
 
@@ -47,9 +47,7 @@ WIDE_ENOUGH = 110
 @watch
 @output
 @api
-@click.pass_context
 def nodes(
-    context: click.Context,
     client: Client,
     *,
     form: str,
@@ -64,8 +62,6 @@ def nodes(
     CORES, MEM (GB) and devices are claimed of total, RUNS counts replicas; "-" is unknown. Excluded devices, engines
     that are not ready and cordons are told below their node.
     """
-    if context.invoked_subcommand is not None:
-        return
     query: dict[str, Any] = {"status": status, "domain": domain, "name": name, "label": list(label) or None}
     none = "No node matches." if any(query.values()) else "No node has joined. Let one join: llmgw ctl nodes add NAME"
     view(
@@ -76,6 +72,9 @@ def nodes(
     )
 
 
+with_list(nodes)
+
+
 @nodes.command("accept-loss", epilog=example("llmgw ctl nodes accept-loss"))
 @yes
 @output
@@ -84,16 +83,22 @@ def accept_loss(client: Client, yes: bool, form: str) -> None:
     """Declare lost the nodes that went silent together.
 
     When more than half of the nodes go silent within a minute, nothing is declared lost: the fault may be the control
-    plane's own network. This says that they are gone: what ran there is rebuilt elsewhere, at once. Nodes that come
-    back before are not lost.
+    plane's own network. This says that those it names are gone: what ran there is rebuilt elsewhere, at once. Nodes
+    that come back before are not lost, nor are nodes that fall silent meanwhile.
     """
     loss = client.get("status", "problems").get("mass_loss")
-    if loss is not None:
-        which = f"{plural(len(loss['nodes']), 'node')} ({listed(loss['nodes'], 12)})"
-        confirm(f"Declare {which} lost and rebuild elsewhere what ran there?", yes)
-    answer = client.send("POST", "nodes/accept-loss", "nodes")
+    if loss is None:
+        raise click.ClickException("no mass loss is on: silent nodes are declared lost by themselves, a few at a time")
+    confirm(f"Declare {_which(loss['nodes'])} lost and rebuild elsewhere what ran there?", yes)
+    answer = client.send("POST", "nodes/accept-loss", "nodes", {"nodes": loss["nodes"]})
     if not plain(answer, form):
         say(f"{plural(len(answer['nodes']), 'node')} declared lost; what ran there is rebuilt elsewhere")
+        if answer.get("silent"):
+            say(f"Not declared lost: {_which(answer['silent'])}, silent as well since you were asked")
+
+
+def _which(names: list[str]) -> str:
+    return f"{plural(len(names), 'node')} ({listed(names, 12)})"
 
 
 nodes.add_command(adding("node"))
@@ -173,7 +178,7 @@ def _notes(node: Node) -> list[str]:
     notes = []
     if "cordon" in node:
         cordon = node["cordon"]
-        notes.append(f"cordoned: {cordon['reason'] or 'no reason given'} ({cordon['actor']}, {moment(cordon['at'])})")
+        notes.append(f"cordoned: {cordon['reason'] or 'no reason given'} ({cordon['actor']}, {utc(cordon['at'])})")
     for hold in node.get("holds") or ():
         notes.append(f"held: {hold.get('domain')}: {hold.get('reason')}" if isinstance(hold, dict) else f"held: {hold}")
     excluded: dict[str, list[str]] = {}

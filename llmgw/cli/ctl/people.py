@@ -1,15 +1,15 @@
 """Who may do what: scopes, users, their tokens (TEN-01, API-08)."""
 
-import sys
 from typing import Any
 
 import click
 
 from llmgw.cli import completion
+from llmgw.cli.changes import hand_over, shown_once, take_away
 from llmgw.cli.client import Client, segment
 from llmgw.cli.groups import Group
 from llmgw.cli.options import api, confirm, example, output, yes
-from llmgw.cli.output import clean, console, day, plain, say
+from llmgw.cli.output import clean, console, day, plain, say, utc
 from llmgw.cli.tables import table
 
 ROLES = ("admin", "operator", "owner", "auditor")
@@ -57,7 +57,7 @@ def show_scope(client: Client, path: str, form: str) -> None:
     found = client.get(f"scopes/{segment(path)}", "path")
     if not plain(found, form):
         say(
-            f"{found['path']} ({clean(found.get('kind'))}): {found['title']}, since {day(found['created_at'])} "
+            f"{found['path']} ({clean(found.get('kind'))}): {found['title']}, since {utc(found['created_at'])} "
             f"by {found['created_by']}"
         )
 
@@ -98,9 +98,7 @@ def set_scope(client: Client, path: str, title: str, form: str) -> None:
 def remove_scope(client: Client, path: str, yes: bool, form: str) -> None:
     """Remove a scope that nothing uses."""
     confirm(f"Remove the scope {path}?", yes)
-    answer = client.send("DELETE", f"scopes/{segment(path)}", "")
-    if not plain(answer or {"path": path}, form):
-        say(f"{path} is removed")
+    take_away(client, f"scopes/{segment(path)}", form, f"{path} is removed", path=path)
 
 
 # ---------------------------------------------------------------- users
@@ -181,7 +179,7 @@ def show_user(client: Client, name: str, form: str) -> None:
     found = client.get(f"users/{segment(name)}", "name")
     if not plain(found, form):
         say(
-            f"{found['name']} is {_user_state(found)}: {_roles(found['roles'])}; since {day(found['created_at'])} "
+            f"{found['name']} is {_user_state(found)}: {_roles(found['roles'])}; since {utc(found['created_at'])} "
             f"by {found['created_by']}"
         )
 
@@ -228,9 +226,7 @@ def set_user(client: Client, name: str, roles: list[dict[str, str]], disable: bo
 def remove_user(client: Client, name: str, yes: bool, form: str) -> None:
     """Remove a user with all their tokens. What they did stays in the audit."""
     confirm(f"Remove the user {name} and all their tokens?", yes)
-    answer = client.send("DELETE", f"users/{segment(name)}", "")
-    if not plain(answer or {"name": name}, form):
-        say(f"{name} is removed")
+    take_away(client, f"users/{segment(name)}", form, f"{name} is removed", name=name)
 
 
 # ---------------------------------------------------------------- tokens
@@ -295,25 +291,9 @@ def add_token(client: Client, user_name: str, name: str, expires: str | None, fo
     """
     body = {"user": user_name, "name": name or user_name, **({"expires": expires} if expires else {})}
     made = client.send("POST", "tokens", "id", body)
-    secret = shown_once(made, "token", f"llmgw ctl token revoke {clean(made['id'])}")
-    if plain(made, form):
-        return
-    where = "" if sys.stdout.isatty() else ", on standard output"
-    words = f"{made['id']} of {made['user']}, expires {day(made.get('expires_at'), 'never')}. Shown this once{where}:"
-    click.echo(clean(words), err=True)
-    click.echo(secret)
-
-
-def shown_once(made: dict[str, Any], field: str, remove: str) -> str:
-    """The secret that was just made. It is missing if the connection broke before it came,
-    and the repeat was answered with what had been made."""
-    secret = made.get(field)
-    if not isinstance(secret, str):
-        raise click.ClickException(
-            f"{clean(made['id'])} was made, but the connection broke before it could be shown, and it is kept nowhere. "
-            f"Remove it ({remove}) and make another"
-        )
-    return clean(secret)
+    secret = shown_once(made, "token", "llmgw ctl token revoke")
+    if not plain(made, form):
+        hand_over(f"{made['id']} of {made['user']}, expires {utc(made.get('expires_at'), 'never')}.", secret)
 
 
 @token.command("show", epilog=example("llmgw ctl token show tok-1a2b3c4d5e6f"))
@@ -326,7 +306,7 @@ def show_token(client: Client, token_id: str, form: str) -> None:
     if plain(found, form):
         return
     say(f"{found['id']} ({found['name']} of {found['user']}) is {_token_state(found)}")
-    say(f"made {day(found['created_at'])} by {found['created_by']}, expires {day(found.get('expires_at'), 'never')}")
+    say(f"made {utc(found['created_at'])} by {found['created_by']}, expires {utc(found.get('expires_at'), 'never')}")
 
 
 @token.command(epilog=example("llmgw ctl token revoke tok-1a2b3c4d5e6f"))

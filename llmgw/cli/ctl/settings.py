@@ -8,7 +8,7 @@ from llmgw.cli import completion
 from llmgw.cli.client import Client, segment
 from llmgw.cli.groups import Group
 from llmgw.cli.options import api, example, output
-from llmgw.cli.output import UNKNOWN, ago, as_json, clean, console, moment, plain, say
+from llmgw.cli.output import UNKNOWN, ago, as_json, clean, console, plain, say, utc
 from llmgw.cli.tables import Row, table
 from llmgw.cli.yamltext import parse
 
@@ -90,10 +90,10 @@ def get(client: Client, name: str, form: str) -> None:
     if plain(found, form):
         return
     unit = found.get("unit")
-    say(f"{found['name']} = {_shown(found['value'], unit)}, from {_from(found['rules'])}")
+    _say_what_rules(found)
     stored, given = found.get("store"), found.get("file")
     if stored:
-        who = f"set by {stored.get('updated_by', UNKNOWN)} at {moment(stored.get('updated_at'))}"
+        who = f"set by {stored.get('updated_by', UNKNOWN)} at {utc(stored.get('updated_at'))}"
         say(f"  store    {_shown(stored['value'], unit)} ({who})")
     if given:
         say(f"  file     {_shown(given['value'], unit)} ({given.get('origin', UNKNOWN)})")
@@ -104,8 +104,10 @@ def get(client: Client, name: str, form: str) -> None:
         say(found["help"])
 
 
-def _from(origin: str) -> str:
-    return {"store": "the store", "default": "the default"}.get(origin, clean(origin))
+def _say_what_rules(setting: Setting) -> None:
+    rules = setting["rules"]
+    origin = {"store": "the store", "default": "the default"}.get(rules, clean(rules))
+    say(f"{setting['name']} = {_shown(setting['value'], setting.get('unit'))}, from {origin}")
 
 
 @settings.command(
@@ -118,14 +120,11 @@ def _from(origin: str) -> str:
 @api
 def set_setting(client: Client, name: str, value: str, form: str) -> None:
     """Set a value in the store: it rules from now on. VALUE is YAML, such as true, 14d or [a, b]."""
-    _put(client, name, parse(value, "VALUE"), form)
-
-
-def _put(client: Client, name: str, value: Any, form: str) -> None:
+    body = {"value": parse(value, "VALUE")}
     found = client.read(f"settings/{segment(name)}", "name")
-    answer = client.send("PUT", f"settings/{segment(name)}", "name", {"value": value}, match=found.tag)
+    answer = client.send("PUT", f"settings/{segment(name)}", "name", body, match=found.tag)
     if not plain(answer, form):
-        say(f"{answer['name']} = {_shown(answer['value'], answer.get('unit'))}, from {_from(answer['rules'])}")
+        _say_what_rules(answer)
 
 
 @settings.command(epilog=example("llmgw ctl settings unset requests.retention"))
@@ -136,4 +135,4 @@ def unset(client: Client, name: str, form: str) -> None:
     """Take the store's value away: the file's value or the default rules again."""
     answer = client.send("DELETE", f"settings/{segment(name)}", "name")
     if not plain(answer, form):
-        say(f"{answer['name']} = {_shown(answer['value'], answer.get('unit'))}, from {_from(answer['rules'])}")
+        _say_what_rules(answer)

@@ -24,6 +24,9 @@ NAME = 20
 MOST = 12
 """Lines of a section; what is more is counted, with the command that lists it."""
 
+PATIENCE = 10.0
+"""Seconds for the answer: who is woken at night must soon know that there is none."""
+
 BAD = ("unplaceable", "parked", None)
 
 
@@ -36,6 +39,7 @@ def status(client: Client, form: str, watch: float | None) -> None:
 
     Problems that are alike are told in one line, the worst first.
     """
+    client.patience = PATIENCE
     view(form, watch, lambda: client.get("status", "problems"), show)
 
 

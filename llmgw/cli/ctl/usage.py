@@ -20,6 +20,8 @@ BAR = 16
 MOST_CSV = 5000
 """Rows of one page, which is what a CSV holds."""
 
+LATE = "Requests come here some seconds after they ended."
+
 ROOMY = 110
 """Columns of a terminal from which on there is room for more figures."""
 
@@ -78,9 +80,9 @@ def requests(client: Client, form: str, limit: int, *, failed: bool, as_csv: boo
             )
             for entry in answer["requests"]
         ],
-        "No request matches."
+        f"No request matches. {LATE}"
         if any(query.values())
-        else "No request has been logged. Is the log on? llmgw ctl settings get requests.log",
+        else f"No request has been logged. {LATE} Is the log on? llmgw ctl settings get requests.log",
         console(),
     )
 
@@ -116,7 +118,7 @@ def request(client: Client, request_id: str, form: str) -> None:
     asked = entry.get("asked")
     lines = [
         ("request", entry["id"]),
-        ("began", moment(entry["at"])),
+        ("began", f"{moment(entry['at'])} UTC"),
         ("model", f"{entry['model']} (asked for as {asked})" if asked and asked != entry["model"] else entry["model"]),
         ("status", _status(entry) + (f" {entry['code']}" if entry.get("code") else "")),
         ("key", " ".join(entry[word] for word in ("key", "key_name") if entry.get(word)) or UNKNOWN),
@@ -205,7 +207,7 @@ def show_usage(out: "Console", rows: list[Item], by: list[str], wide: bool = Fal
             )
             for row in rows
         ],
-        "Nothing was used in that time.",
+        f"Nothing was used in that time. {LATE}",
         out,
     )
 

@@ -42,6 +42,8 @@ def test_a_node_joins_by_two_commands_and_is_sent_away_by_two(
     assert removed.exit_code == 0 and "is removed" in removed.output
     assert "gpu-7" not in run("ctl", "nodes").output
     assert re.search(r"node +gpu-7 +removed", run("ctl", "cert", "list").output)
+    again = run("ctl", "nodes", "remove", "gpu-7", "--yes")
+    assert again.exit_code == 1 and re.search(r"was removed at [-0-9]{10} [0-9]{2}:[0-9]{2} UTC", again.output)
 
 
 def test_routers_are_listed_added_and_removed(run: Run, control_plane: ControlPlane) -> None:
@@ -51,6 +53,7 @@ def test_routers_are_listed_added_and_removed(run: Run, control_plane: ControlPl
     listed = json.loads(run("ctl", "routers", "list", "-o", "json").output)["routers"]
     assert [row["name"] for row in listed if row["name"] == "edge-1"] and listed[0]["processes"] == []
     assert run("ctl", "routers", "remove", "edge-1", "--yes").exit_code == 0
+    assert "edge-1" not in run("ctl", "routers").output, "it does not belong to the fleet"
     answer = control_plane.router("edge-1").get(f"{control_plane.routers}/router/v1/table", timeout=20)
     assert answer.status_code == 403 and "llmgw ctl routers add edge-1" in answer.json()["message"]
     made = json.loads(run("ctl", "routers", "add", "edge-1", "-o", "json").stdout)

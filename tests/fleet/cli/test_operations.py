@@ -107,6 +107,7 @@ ANY: dict[str, Any] = {
     "labels": {},
     "valid": True,
     "value": True,
+    "mass_loss": {"seconds": 1.0, "nodes": ["n"]},
 }
 """An answer that every command can begin to read."""
 

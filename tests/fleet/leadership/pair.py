@@ -10,7 +10,7 @@ from typing import Any
 
 import requests
 
-from tests.fakes.controlplane import Agent, ControlPlane
+from tests.fakes.controlplane import Agent, ControlPlane, until
 
 TTL = 3.0
 RENEW = 0.5
@@ -53,11 +53,18 @@ class Member(ControlPlane):
     def freeze(self) -> None:
         """SIGSTOP, but not in the middle of a write: on SQLite a process that stands still
         with the file locked keeps everybody from writing, whoever leads."""
-        self.tell(signal.SIGSTOP)
+        self._stop()
         while self._file is not None and _locked(self._file):
             self.tell(signal.SIGCONT)
             time.sleep(random.uniform(0.0, 0.02))  # another moment than the one before
-            self.tell(signal.SIGSTOP)
+            self._stop()
+
+    def _stop(self) -> None:
+        """A thread that is in the kernel when the signal comes, such as to take a lock, finishes that first."""
+        self.tell(signal.SIGSTOP)
+        assert self.process is not None
+        tasks = Path(f"/proc/{self.process.pid}/task")
+        until(lambda: all(_state(task) == "T" for task in tasks.iterdir()), "all of it stands still")
 
     def told(self) -> dict[str, Any]:
         """What an agent is told that is refused."""
@@ -81,10 +88,16 @@ class Pair:
         return self
 
     def stop(self) -> None:
-        """Whoever runs."""
+        """Whoever runs, or stands still."""
         for member in (self.first, self.second):
+            if member.process is not None and member.process.poll() is None:
+                member.tell(signal.SIGCONT)
             if member.process is not None:
                 member.stop()
+
+
+def _state(task: Path) -> str:
+    return (task / "stat").read_text().rpartition(")")[2].split()[0]
 
 
 def _locked(database: Path) -> bool:

@@ -15,27 +15,6 @@ from tests.fakes.postgresql import Server
 from tests.fleet.leadership.pair import PATIENCE, TAKEOVER, TTL, Member, Pair, Stopwatch, session
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """Where the store is that both use."""
-    if request.param == "sqlite":
-        (tmp_path / "store").mkdir()
-        yield f"sqlite://{tmp_path}/store/llmgw.db"
-        return
-    server: Server = request.getfixturevalue("postgresql_server")
-    with server.database() as made:
-        yield made
-
-
-@pytest.fixture
-def pair(tmp_path: Path, url: str) -> Iterator[Pair]:
-    made = Pair(tmp_path, url)
-    try:
-        yield made.start()
-    finally:
-        made.stop()
-
-
 @pytest.fixture
 def quick(tmp_path: Path) -> Iterator[Pair]:
     """A pair for what does not depend on the kind of store."""
@@ -60,6 +39,7 @@ def test_the_one_that_stands_by_sends_everybody_to_the_leader(quick: Pair) -> No
     told = second.told()
     assert told["code"] == "not_leader" and told["leader"] == str(first.addresses["agents.listen"])
     assert told["retry_seconds"] == 1.0 and "cp-1 leads" in told["message"]
+    assert 0.0 < told["takeover_seconds"] <= TTL
 
     routers = second.router()
     for method, path in (("GET", "table"), ("POST", "report"), ("POST", "usage"), ("POST", "identity")):
@@ -71,9 +51,11 @@ def test_the_one_that_stands_by_sends_everybody_to_the_leader(quick: Pair) -> No
         answer = second.ask(path)
         assert answer.status_code == 503 and answer.headers["Retry-After"] == "1"
         assert answer.json()["leader"] == str(first.addresses["admin.listen"])
-        assert (
-            answer.json()["message"] == f"this control plane stands by: cp-1 leads ({first.addresses['admin.listen']})"
+        assert answer.json()["message"].startswith(
+            f"this control plane stands by: cp-1 leads ({first.addresses['admin.listen']}); if it renews its lease no "
+            "more, this one leads in "
         )
+        assert 0.0 < answer.json()["takeover_seconds"] <= TTL
     joined = requests.get(f"https://{second.addresses['join.listen']}/join/v1/authorities", timeout=30, verify=False)  # noqa: S501 - as one that joins
     assert joined.status_code == 503 and joined.json()["leader"] == str(first.addresses["join.listen"])
     assert requests.get(f"{second.api}/healthz", timeout=30).json() == {"status": "ok"}
@@ -105,6 +87,37 @@ def test_a_clean_stop_is_taken_over_at_once(pair: Pair) -> None:
     assert second.get("status")["leader"]["name"] == "cp-2"
 
 
+def test_events_tell_of_every_leader(quick: Pair) -> None:
+    """API-04, HA-01: who led when, and why, whoever is asked; what the one before did, also where the one
+    that is asked led before that."""
+    first, second = quick.first, quick.second
+    assert first.stop() == 0
+    until(second.serves, "the takeover")
+    first.start()
+    assert second.stop() == 0
+    until(first.serves, "the first leads again")
+    words = [
+        "cp-1 leads with epoch 3: cp-2 let go of its lease",
+        "cp-2 leads no more: the control plane is stopping",
+        "cp-2 leads with epoch 2: cp-1 let go of its lease",
+        "cp-1 leads no more: the control plane is stopping",
+        "cp-1 leads with epoch 1: nobody ever had the lease",
+    ]
+
+    def told() -> bool:
+        return [event["reason"] for event in first.get("events?kind=leader")["events"]] == words
+
+    until(told, "the events")
+    epochs = [event["epoch"] for event in first.get("events?limit=1000")["events"]]
+    assert set(epochs) == {1, 2, 3} and epochs == sorted(epochs, reverse=True)
+    pages, cursor = [], ""
+    while cursor is not None:
+        answer = first.get(f"events?kind=leader&limit=2{cursor and '&cursor='}{cursor}")
+        pages += [event["reason"] for event in answer["events"]]
+        cursor = answer.get("next")
+    assert pages == words
+
+
 def test_a_crash_is_taken_over_once_the_lease_has_run_out(pair: Pair) -> None:
     """HA-02: kill -9; within its length and 4 s, and not before. The one that comes back stands by."""
     first, second = pair.first, pair.second
@@ -132,6 +145,12 @@ def test_one_that_slept_lets_everything_go_when_it_wakes(pair: Pair) -> None:
     until(lambda: not first.leads(), "the first stands by")
     assert first.told()["leader"] == str(second.addresses["agents.listen"])
     assert session(second).expect(Welcome).epoch == before.epoch + 1
+
+    def told() -> list[str]:
+        return [event["reason"] for event in second.get("events?kind=leader")["events"]]
+
+    until(lambda: any(words.startswith("cp-1 leads no more: ") and "cp-2" in words for words in told()), "its word")
+    assert f"cp-2 leads with epoch {before.epoch + 1}: cp-1 no longer renewed its lease" in told()
     assert second.stop() == 0
     until(first.serves, "the first leads again")
     again = session(first).expect(Welcome)
@@ -190,7 +209,8 @@ def test_those_that_agree_and_those_that_do_not_keep_each_other_out(url: str, tm
     """HA-01: without ha a control plane has its store for itself, or does not start."""
     alone = ControlPlane(tmp_path, store__url=url).start()
     member = Member(tmp_path / "member", "cp-2", url)
-    with pytest.raises(AssertionError, match="another control plane uses it"):
+    own = "store.url of its own" if url.startswith("sqlite") else "database of its own"
+    with pytest.raises(AssertionError, match=f"another control plane uses it.*give this one a {own}"):
         member.start()
     assert member.process is not None and member.process.wait(30) == 2
     assert alone.stop() == 0
@@ -226,8 +246,9 @@ def _away(server: Server, pair: Pair) -> None:
     assert first.leads() and not second.leads()
     status = first.get("status")
     assert not status["leader"]["sure"] and status["leader"]["failing"]
-    (problem,) = [problem for problem in status["problems"] if problem["kind"] == "lease"]
-    assert problem["subject"] == "cp-1" and "in doubt" in problem["message"]
+    (problem,) = [each for each in status["problems"] if each["kind"] == "lease" or each["subject"] == "database"]
+    assert "has not renewed this control plane's lease" in problem["message"]
+    assert "see that the database runs" in problem["message"] and "nothing was changed" not in problem["message"]
     assert second.told()["code"] == "not_leader"
     watch = Stopwatch()
     until(lambda: watch.seconds > TTL + 2.0, "longer than the lease")

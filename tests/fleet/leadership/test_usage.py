@@ -90,8 +90,6 @@ def pair(tmp_path: Path, store: Store) -> Iterator[Pair]:
     try:
         yield made.start()
     finally:
-        if made.first.process is not None and made.first.process.poll() is None:
-            made.first.tell(signal.SIGCONT)
         made.stop()
 
 

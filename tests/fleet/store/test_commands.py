@@ -1,13 +1,10 @@
-"""``llmgw store`` as people use it: the real command, the real control plane beside it."""
+"""``llmgw store`` as people use it, with the real control plane beside it."""
 
 import json
-import os
 import shutil
 import signal
 import sqlite3
 import stat
-import subprocess
-import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -17,32 +14,17 @@ import pytest
 import requests
 import yaml
 
+from controlplane.fleet.lead import MAX_EPOCH_STEP
 from controlplane.store.database import Database
 from controlplane.store.opening import backend_of
 from controlplane.store.postgresql import Postgresql
 from controlplane.store.sqlite import Sqlite
 from llmgw.wire.messages import Refuse, Start, Welcome
+from llmgw.wire.routing import EPOCH_HEADER, decode_table
 from tests.fakes.controlplane import ControlPlane, until
 from tests.fakes.postgresql import Server
+from tests.harness.commands import llmgw, program
 from tests.unit.controlplane.operations.filled import filled, seen
-
-ROOT = Path(__file__).resolve().parents[3]
-
-
-def llmgw(*arguments: object, code: int = 0, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run it; its exit status must be ``code``. No traceback ever reaches a person."""
-    done = subprocess.run(
-        [sys.executable, "-m", "llmgw.cli", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        cwd=ROOT,
-        env={**os.environ, "NO_COLOR": "1", **environment},
-    )
-    assert done.returncode == code, f"{done.returncode}: {done.stdout}{done.stderr}"
-    assert "Traceback" not in done.stderr, done.stderr
-    return done
 
 
 def facts(*arguments: object, code: int = 0) -> dict[str, Any]:
@@ -69,7 +51,7 @@ def use(site: ControlPlane, url: str, password_file: Path | None = None) -> None
 
 def test_help_shows_examples_and_every_command(tmp_path: Path) -> None:
     """CLI-04: each command explains itself, under the name people type."""
-    text = llmgw("store", "--help").stdout
+    text = program("store", "--help")
     assert text.startswith("Usage: llmgw store") and all(n in text for n in ("check", "backup", "restore", "move"))
     for name in ("check", "backup", "restore", "move"):
         text = llmgw("store", name, "--help").stdout
@@ -167,6 +149,11 @@ def test_a_restore_tells_what_is_valid_again(site: ControlPlane, tmp_path: Path)
     assert "valid_again" not in told, "nothing was revoked since"
 
 
+def lease_problem(site: ControlPlane) -> str:
+    """What people are told of the lease; empty if nothing."""
+    return "".join(problem["message"] for problem in site.get("status")["problems"] if problem["kind"] == "lease")
+
+
 def test_agents_obey_after_a_restore(tmp_path: Path) -> None:
     """AGT-04, STO-02: agents took commands of epochs that the backup never saw; they get a
     higher one at once, from the restored store, and act on it."""
@@ -191,20 +178,26 @@ def test_agents_obey_after_a_restore(tmp_path: Path) -> None:
         assert agent.expect(Start).epoch == epoch + 1
         agent.close()
         assert "a peer had seen a higher epoch" not in site.log(), "it did not take the agent to tell"
-        # And where the lost store had gone further than that, the agent's word counts.
+        # And where the lost store had gone further than that, however far, the agent's word counts.
         site.stop()
         site.start()
-        agent = site.agent().upgrade().hello(highest_epoch=epoch + 5000)
+        further = epoch + 2 * MAX_EPOCH_STEP + 5000
+        agent = site.agent().upgrade().hello(highest_epoch=further)
         assert agent.expect(Refuse).code == "epoch_unproven", "the store is asked first"
         agent.close()
+        assert f"obeyed up to epoch {further} (node node-1)" in lease_problem(site)
 
         def welcome() -> Welcome | None:
-            agent = site.agent().upgrade().hello(highest_epoch=epoch + 5000)
+            agent = site.agent().upgrade().hello(highest_epoch=further)
             answer = agent.receive()
             agent.close()
             return answer if isinstance(answer, Welcome) else None
 
-        assert until(welcome, "a welcome").epoch > epoch + 5000
+        reached = until(welcome, "a welcome").epoch
+        assert reached > further and lease_problem(site) == ""
+        headers = {EPOCH_HEADER: f"{further} somebody"}
+        table = site.router().get(f"{site.routers}/router/v1/table?wait=2", headers=headers, timeout=30)
+        assert decode_table(table.content).epoch == reached, "routers take it"
     finally:
         site.stop(signal.SIGKILL)
 

@@ -3,6 +3,7 @@
 They are written for either database and get theirs from the fixtures of their group.
 """
 
+from tests.unit.controlplane.operations.conftest import soon  # noqa: F401 - a fixture that each test here has
 from tests.unit.controlplane.operations.test_feed import *  # noqa: F403 - they are collected here
 from tests.unit.controlplane.operations.test_history import *  # noqa: F403 - they are collected here
 from tests.unit.controlplane.operations.test_leftovers import *  # noqa: F403 - they are collected here

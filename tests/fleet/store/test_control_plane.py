@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import requests
+import yaml
 
 from llmgw.wire.messages import HeartbeatAck, Welcome
 from tests.fakes.controlplane import ControlPlane, until
@@ -92,6 +93,26 @@ def test_a_server_that_comes_later_is_waited_for(server: Server, url: str, tmp_p
     assert cordon(control_plane, "disk").status_code == 200
     assert control_plane.stop() == 0
     assert "Traceback" not in control_plane.log()
+
+
+def test_an_empty_store_beside_a_used_one_is_refused_with_the_remedy(url: str, tmp_path: Path) -> None:
+    """STO-02: keys, models and revocations are not forgotten without a word, at the start and by --check;
+    who means it moves the old file away."""
+    control_plane = ControlPlane(tmp_path, nodes=("node-1",))  # in the SQLite file of its state directory
+    settings = yaml.safe_load(control_plane.config.read_text())
+    control_plane.config.write_text(yaml.safe_dump(settings | {"store": {"url": url}}))
+    command = [sys.executable, "-m", "controlplane.main", "--config", str(control_plane.config)]
+    for arguments in ([], ["--check"]):
+        done = subprocess.run([*command, *arguments], check=False, capture_output=True, text=True, timeout=STARTING)
+        assert done.returncode == 2, done.stderr
+        assert "store.url: names an empty store (postgresql://" in done.stderr
+        assert "run llmgw store move" in done.stderr and "move " + str(control_plane.state) in done.stderr
+        assert "Traceback" not in done.stderr
+    old = control_plane.state / "llmgw.db"
+    old.rename(tmp_path / "old.db")
+    control_plane.start()
+    assert control_plane.get("nodes")["nodes"] == []
+    assert control_plane.stop() == 0
 
 
 def test_a_second_control_plane_is_refused_with_the_remedy(url: str, tmp_path: Path) -> None:

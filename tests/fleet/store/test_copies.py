@@ -16,21 +16,22 @@ import pytest
 from alembic import command
 from sqlalchemy import create_engine, text
 
+from controlplane.leadership.lease import Answered, Claim, Extended, Holder, Lease, Lost, Row, Won
 from controlplane.store import move as moving
 from controlplane.store import schema
 from controlplane.store.backup import DATABASE, MANIFEST, BadArchive, back_up, read_manifest, unpacked, upgraded
 from controlplane.store.check import look
 from controlplane.store.database import Database
 from controlplane.store.errors import StoreError
-from controlplane.store.move import EPOCHS_SPARED, Mismatch, copy, reading, sums, writing
+from controlplane.store.move import Mismatch, copy, reading, sums, writing
 from controlplane.store.postgresql import Postgresql
-from controlplane.store.restore import replace
+from controlplane.store.restore import EPOCHS_SPARED, held_back, replace
 from controlplane.store.scratch import PREFIX, scratch
 from controlplane.store.sqlite import Sqlite
 from controlplane.store.values import AuditEntry
 from llmgw.runtime.clock import ManualClock, SystemClock
 from tests.unit.controlplane.operations.filled import filled, seen
-from tests.unit.controlplane.store.places import Place, postgresql_place, sqlite_place, take_epoch
+from tests.unit.controlplane.store.places import Place, count_batch, postgresql_place, sqlite_place, take_epoch
 
 KINDS = ("sqlite", "postgresql")
 
@@ -79,8 +80,10 @@ def test_everything_moves_between_any_two_kinds(place: Place, other) -> None:
     new, old = (entry.id for entry in database.transact(lambda tx: tx.audit.page(10)).items)
     assert new == old + 1
     assert database.transact(take_epoch) == 43
-    assert not database.transact(lambda tx: tx.usage.add("router-1", "boot", 7, (), log=True)), "still counted once"
-    assert database.transact(lambda tx: tx.usage.add("router-1", "boot", 6, (), log=True)), "and so is what comes late"
+    assert not database.transact(lambda tx: count_batch(tx, "router-1", "boot", 7, (), log=True)), "still counted once"
+    assert database.transact(lambda tx: count_batch(tx, "router-1", "boot", 6, (), log=True)), (
+        "and so is what comes late"
+    )
     database.close()
 
 
@@ -159,6 +162,78 @@ def test_a_backup_brings_everything_back_into_either_kind(place: Place, other, t
     assert not (tmp_path / "u").exists()
     if isinstance(other, Sqlite):
         assert stat.S_IMODE(other.file.stat().st_mode) == 0o600
+
+
+def test_an_epoch_that_no_leader_wrote_does_not_outlive_a_restore(other, archive: Path, tmp_path: Path) -> None:
+    """AGT-04, STO-02: as somebody's hand put it into the store that is replaced: nothing could follow it."""
+    store = Database(other).open()
+    store.transact(take_epoch)
+    store.close()
+    with writing(other) as connection:
+        connection.execute(text(f"UPDATE leadership SET epoch = {2**63 - 1}"))  # noqa: S608
+    with unpacked(archive, tmp_path / "u") as (_, content):
+        assert EPOCHS_SPARED <= replace(other, upgraded(content)) < 2 * EPOCHS_SPARED
+
+
+def asks(lease: Lease, store: Database, now: float) -> list[object]:
+    """What a control plane does that asks at ``now``: what it learns."""
+    told, effects = [], lease.wake(now)
+    while effects:
+        effect = effects.pop(0)
+        if isinstance(effect, Won | Extended | Lost):
+            told.append(effect)
+            continue
+        row = store.transact(
+            lambda tx, effect=effect: (
+                tx.leadership.claim(lease.owner, effect, ttl=lease.ttl, holder=Holder(lease.owner))
+                if isinstance(effect, Claim)
+                else tx.leadership.read()
+            )
+        )
+        effects += lease.handle(Answered(now, row), now)
+    return told
+
+
+@pytest.mark.parametrize("ttl", [30.0, 60.0])
+def test_nobody_leads_a_restored_store_beside_one_that_is_sure(
+    other, archive: Path, tmp_path: Path, ttl: float
+) -> None:
+    """HA-01, STO-02: a leader that nobody saw, cut off from the database while it was
+    restored: whoever starts then waits until it is sure no more, by the length of its claim;
+    and it lets go once it asks."""
+    store = Database(other).open()
+    leader = Lease("leader", 0.0, ttl=ttl)
+    assert asks(leader, store, 0.0) == [Won(1, ttl - 5.0)]
+    assert asks(leader, store, 5.0) == [Extended(1, ttl)]
+    store.close()
+    with unpacked(archive, tmp_path / "u") as (_, content):
+        epoch = replace(other, upgraded(content))
+    store = Database(other).open()
+    row = store.transact(lambda tx: tx.leadership.read())
+    assert (
+        row is not None and len(row.owner) == 32 and row == held_back(row.owner, Row("", 0, epoch - EPOCHS_SPARED, ttl))
+    )
+    newcomer, late = Lease("newcomer", 6.0), Lease("late", 20.0)
+    for second in range(6, int(6 + ttl)):
+        assert not asks(newcomer, store, float(second)) and not asks(late, store, float(second)), second
+    assert not leader.sure(6 + ttl)
+    assert asks(newcomer, store, 6 + ttl) == [Won(epoch + 1, 6 + ttl + 25.0)]
+    assert asks(leader, store, 7 + ttl) == [Lost("the lease is newcomer's")]
+    store.close()
+
+
+def test_a_leader_that_nobody_saw_lets_go_of_a_restored_store(other, archive: Path, tmp_path: Path) -> None:
+    """HA-01: also while it is sure: what it knows is not what the store holds."""
+    store = Database(other).open()
+    leader = Lease("leader", 0.0)
+    assert asks(leader, store, 0.0) == [Won(1, 25.0)]
+    store.close()
+    with unpacked(archive, tmp_path / "u") as (_, content):
+        replace(other, upgraded(content))
+    store = Database(other).open()
+    (lost,) = asks(leader, store, 5.0)
+    assert isinstance(lost, Lost) and not leader.leading
+    store.close()
 
 
 def test_a_backup_is_of_one_moment_while_others_write(place: Place, tmp_path: Path) -> None:
@@ -410,7 +485,7 @@ def test_a_store_that_cannot_be_replaced_stays_as_it_was(
     if place.kind == "sqlite":
         monkeypatch.setattr(Path, "replace", fail)
     else:
-        monkeypatch.setattr("controlplane.store.restore.set_epoch", fail)
+        monkeypatch.setattr("controlplane.store.restore._hold_back", fail)
     with unpacked(archive, tmp_path / "u") as (_, content), pytest.raises((StoreError, OSError)):
         replace(place.backend(), content)
     monkeypatch.undo()

@@ -296,6 +296,25 @@ def test_a_server_that_went_away_is_found_again(own_server: Server, own: Place) 
     assert own_server.execute(locks) == [(1,)]
 
 
+def test_a_server_that_takes_no_writes_does_not_flood_the_log(
+    own_server: Server, own: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    """STO-03: each write that is tried makes a connection anew; that is told once one was of use."""
+    caplog.set_level(logging.INFO)
+    store = own.threads()
+    ((name,),) = own.query("SELECT current_database()")
+    own_server.execute(f"ALTER DATABASE {name} SET default_transaction_read_only = on")
+    own_server.stop()
+    own_server.start()
+    for number in range(3):
+        with pytest.raises(StoreUnavailable, match="may only be read"):
+            store.write(lambda tx, number=number: tx.keys.add(key(number)))
+    own_server.execute(f"ALTER DATABASE {name} RESET default_transaction_read_only")
+    assert "connected" not in caplog.text
+    store.write(lambda tx: tx.keys.add(key(4)))
+    assert caplog.text.count("connected to the store again") == 1
+
+
 def test_a_restart_between_two_calls_is_not_noticed(own_server: Server, own: Place) -> None:
     """STO-03: the call after it runs on a new connection, once."""
     store = own.threads()

@@ -10,7 +10,8 @@ import requests
 import yaml
 
 from tests.fakes.controlplane import CATALOG, ControlPlane
-from tests.fleet.store.test_commands import facts, llmgw
+from tests.fleet.store.test_commands import facts
+from tests.harness.commands import llmgw
 
 SIM: dict[str, Any] = {"engine": "sim", "source": "sim:", "min_memory_gb": 1}
 

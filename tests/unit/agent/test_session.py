@@ -2,6 +2,7 @@
 
 import math
 import random
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -229,6 +230,81 @@ def test_a_leader_that_does_not_answer_is_one_try_of_the_round():
     assert wire.dial().address == Address("10.0.0.9", 7001)
     assert wire.lose("nothing listens there") <= 0.1
     assert wire.dial().address == THREE[1]
+
+
+def waits_for_takeover(wire, takeover_at):
+    """When a standby is asked, from the crash of the leader until the standby leads: ``wire`` has
+    the addresses of both, leader first, and is in session with the leader."""
+    leader, standby = wire.session._rounds.addresses
+    wire.wake()
+    wire.receive(HeartbeatAck(sequence=1))
+    wire.lose()
+    asked = []
+    while True:
+        address = wire.dial().address
+        if address == standby:
+            asked.append(wire.now)
+            if wire.now >= takeover_at:
+                return asked
+            left = takeover_at - wire.now
+            wire.feed(s.Opened(wire.session.attempt))
+            told = Refuse(code="not_leader", message="no", leader=str(leader), retry_seconds=1.0, takeover_seconds=left)
+            wire.receive(told)
+        wire.lose()
+
+
+@given(seed=st.integers(0, 2**32))
+def test_a_takeover_is_not_slept_through(seed):
+    """AGT-03: after a crash an agent is back soon after the standby leads, and asks seldom before."""
+    wire = Wire(THREE[:2], seed=seed)
+    wire.establish()
+    crash = wire.now
+    asked = waits_for_takeover(wire, crash + 30.0)
+    assert asked[-1] - (crash + 30.0) <= 5.5
+    assert all(later - earlier >= 3.5 for earlier, later in pairwise(asked[:-1]))
+    assert len(asked) <= 6
+
+
+def test_a_fleet_that_waits_for_a_takeover_does_not_return_in_one_instant():
+    """AGT-03: each draws its moment."""
+    late = []
+    for seed in range(300):
+        wire = Wire(THREE[:2], seed=seed)
+        wire.establish()
+        late.append(waits_for_takeover(wire, wire.now + 30.0)[-1] - 130.0)
+    assert max(sum(start <= each < start + 0.5 for each in late) for start in range(6)) < 75
+
+
+def test_the_round_of_a_takeover_begins_at_the_standby():
+    """AGT-03: the address of a machine that is gone costs seconds."""
+    wire = Wire(THREE)
+    wire.dial()
+    wire.lose()
+    refuse(wire, code="not_leader", takeover_seconds=3.0)
+    wire.dial()
+    assert wire.lose() > 0.5
+    assert wire.dial().address == THREE[1]
+
+
+def test_after_a_goodbye_a_standby_is_asked_again_soon():
+    """HA-02: whoever said goodbye leaves the lease free: the next one leads within seconds."""
+    wire = Wire(THREE[:2])
+    wire.establish()
+    wire.wake()
+    wire.receive(HeartbeatAck(sequence=1))
+    wire.receive(Goodbye(reason="restart", spread_seconds=2.0))
+    wire.lose()
+    wire.dial()
+    wire.lose("nothing listens there")
+    assert refuse(wire, code="not_leader", retry_seconds=1.0, takeover_seconds=28.0) <= 1.5
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -5.0, 1e300])
+def test_a_takeover_that_never_comes_keeps_nobody_away_for_longer(bad):
+    """REC-24: settling outlasts the longest wait, whatever a standby says; nor is it hammered."""
+    wire = Wire()
+    waits = [refuse(wire, code="not_leader", retry_seconds=1.0, takeover_seconds=bad) for _ in range(20)]
+    assert all(1.0 <= wait <= 30.5 for wait in waits)
 
 
 def test_a_leader_outside_the_list_is_found_again():

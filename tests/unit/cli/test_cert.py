@@ -1,19 +1,23 @@
 """``llmgw ctl cert``: the authority's commands (SEC-01, SEC-08)."""
 
+import json
 import os
 import subprocess
 import sys
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+import responses
 from click.testing import CliRunner, Result
 
 from llmgw.cli import main
 from llmgw.cli.ctl.cert import OF_ROOT, default_authority
-from llmgw.identity import authority, pem
+from llmgw.identity import authority, pem, root_folder
 from llmgw.identity.folder import Folder
 from llmgw.identity.names import identity
 from llmgw.identity.root_folder import RootFolder
+from llmgw.runtime.clock import utc
 
 
 @pytest.fixture(autouse=True)
@@ -59,13 +63,64 @@ def test_rotated_and_retired(place: Path) -> None:
     """SEC-08: each step says the next."""
     done("init")
     done("issue", "controlplane", "cp1", "--out", "cp1")
-    assert "renew DIR for each control plane" in done("init", "--rotate")
-    done("renew", "cp1")
+    assert "for each control plane:\n  llmgw ctl cert renew DIR\n" in done("init", "--rotate")
+    before = Folder(place / "cp1").signer()[0]
+    renewed = done("renew", "cp1")
+    issuer = authority.facts(Folder(place / "cp1").signer()[0])
+    assert Folder(place / "cp1").signer()[0] != before
+    assert f"with a new issuer that signs joins and renewals until {utc(issuer.expires_at)}" in renewed
+    assert "It trusts 2 roots, until llmgw ctl cert init --retire" in renewed
     assert len(pem.split(Folder(place / "cp1").roots())) == 2
     assert "1 older root dropped" in done("init", "--retire")
-    done("renew", "cp1")
+    assert "roots" not in done("renew", "cp1")
     assert len(pem.split(Folder(place / "cp1").roots())) == 1
     assert Folder(place / "cp1").check(needs_issuer=True) == []
+
+
+def test_retiring_names_who_is_behind(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SEC-08: control planes by what the folder knows; for the others, the command that tells."""
+    begun = datetime(2030, 1, 1, tzinfo=UTC)
+
+    def at(hours: int) -> None:
+        monkeypatch.setattr(root_folder, "_now", lambda: begun + timedelta(hours=hours))
+
+    at(0)
+    done("init")
+    for name in ("cp1", "cp2"):
+        done("issue", "controlplane", name, "--out", name)
+    at(1)
+    done("init", "--rotate")
+    at(2)
+    done("renew", "cp1")
+    with (place / "authority" / "issued.jsonl").open("a") as journal:
+        journal.write('{"at": "20')  # cut off by a crash
+    told = done("init", "--retire")
+    assert "The control plane cp2 still signs under an older root" in told and "plane cp1" not in told
+    assert "llmgw ctl cert list --issued-before 2030-01-01T02:00:00Z\n" in told
+
+
+@responses.activate
+def test_who_has_an_older_certificate() -> None:
+    """SEC-08: those that were revoked show none, and the moment itself is not before it."""
+    common = {"kind": "node", "enrolled_at": "2030-01-01T00:00:00Z", "enrolled_by": "t", "version": 1}
+    moments = {"issued_at": "2030-01-02T00:00:00Z", "expires_at": "2130-01-01T00:00:00Z"}
+    rows = [
+        {**common, **moments, "name": "old"},
+        {**common, **moments, "name": "new", "issued_at": "2030-01-03T00:00:00Z"},
+        {**common, **moments, "name": "gone", "revoked_at": "2030-01-02T12:00:00Z"},
+        {**common, "name": "unseen"},
+    ]
+    responses.get("http://127.0.0.1:7000/api/v1/identities", json={"identities": rows})
+
+    def names(before: str) -> list[str]:
+        listed = json.loads(done("list", "--issued-before", before, "-o", "json"))
+        return [row["name"] for row in listed["identities"]]
+
+    assert names("2030-01-03T00:00:00Z") == names("2030-01-03") == ["old"]
+    assert names("2030-01-03T00:00:01Z") == ["old", "new"]
+    assert "from before that" in done("list", "--issued-before", "2030-01-02")
+    assert "is no moment" in refused("list", "--issued-before", "yesterday")
+    assert "exclude each other" in refused("list", "--issued-before", "2030-01-02", "--revoked")
 
 
 def test_signed_for_a_key_made_elsewhere(place: Path) -> None:
@@ -129,7 +184,7 @@ def test_of_another_authority(place: Path) -> None:
     RootFolder(place / "others").init("others")
     done("issue", "node", "gpu-7", "--out", "gpu-7", "--authority", str(place / "others"))
     assert "not of this authority" in refused("renew", "gpu-7")
-    done("renew", "gpu-7", "--force")
+    assert "issuer" not in done("renew", "gpu-7", "--force")
     assert Folder(place / "gpu-7").check() == []
 
 

@@ -42,6 +42,17 @@ def test_nobody_is_there() -> None:
     assert "llmgw server" in result.output and "--api" in result.output
 
 
+@responses.activate
+def test_a_scope_that_is_missing() -> None:
+    """CLI-01: people are told the command that makes it, not the API's path."""
+    words = "there is no scope 'acme': an administrator makes it with POST /api/v1/scopes"
+    refusal = {"code": "validation_failed", "message": "refused", "faults": [{"path": "scope", "message": words}]}
+    responses.post(f"{URL}/api/v1/keys", status=422, json=refusal)
+    result = run("keys", "create", "k", "--scope", "acme")
+    assert result.exit_code == 1 and "POST" not in result.output
+    assert "scope: there is no scope 'acme': an administrator makes it with llmgw ctl scope add" in said(result)
+
+
 @pytest.mark.parametrize(
     ("error", "words"),
     [
@@ -353,3 +364,19 @@ def test_the_installed_command_starts_the_control_plane(tmp_path) -> None:
         check=False,
     )
     assert done.returncode == 2 and "none.yaml" in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("more", "hint"),
+    [
+        ({"leader": "10.0.0.2:7000"}, "Ask the one that leads: --api URL, or LLMGW_API."),
+        ({"leader": "10.0.0.2:7000", "takeover_seconds": "soon"}, "If it does not answer, ask again. (not_leader"),
+        ({"leader": "10.0.0.2:7000", "takeover_seconds": 17.2}, "If it does not answer, ask this one again in 18 s."),
+        ({"takeover_seconds": 17.2}, "it said (not_leader"),
+    ],
+)
+@responses.activate
+def test_a_control_plane_that_stands_by_says_when_to_ask_again(more: dict[str, object], hint: str) -> None:
+    """CLI-01, HA-01: whoever is named may be the one that crashed."""
+    responses.get(STATUS, status=503, json={"code": "not_leader", "message": "it said", "request_id": "1"} | more)
+    assert hint in said(run("ctl", "log-level"))

@@ -19,20 +19,22 @@ def test_a_loss_is_accepted() -> None:
     """REC-11: how many, in words and for programs."""
     nodes = ["n1", "n2", "n3"]
     responses.get(f"{URL}/api/v1/status", json={"problems": [], "mass_loss": {"seconds": 60, "nodes": nodes}})
-    responses.post(f"{URL}/api/v1/nodes/accept-loss", json={"nodes": nodes}, status=202)
+    answer = {"nodes": nodes, "silent": ["n4"]}
+    posted = responses.post(f"{URL}/api/v1/nodes/accept-loss", json=answer, status=202)
     result = run("ctl", "nodes", "accept-loss", "--yes")
     assert result.exit_code == 0 and "3 nodes declared lost" in result.output
-    assert json.loads(run("ctl", "nodes", "accept-loss", "-o", "json").output) == {"nodes": nodes}
+    assert "Not declared lost: 1 node (n4), silent as well" in result.output
+    assert json.loads(posted.calls[0].request.body) == {"nodes": nodes}, "those that were shown"
+    assert json.loads(run("ctl", "nodes", "accept-loss", "-o", "json").output) == answer
 
 
 @responses.activate
 def test_without_a_mass_loss_it_says_so() -> None:
-    """REC-11: the API's words, and status 1."""
+    """REC-11: with status 1, and nothing is sent: one may begin at this moment, of which nobody was asked."""
     responses.get(f"{URL}/api/v1/status", json={"problems": []})
-    body = {"code": "conflict", "message": "no mass loss is on"}
-    responses.post(f"{URL}/api/v1/nodes/accept-loss", json=body, status=409)
-    result = run("ctl", "nodes", "accept-loss")
+    result = run("ctl", "nodes", "accept-loss", "--yes")
     assert result.exit_code == 1 and "no mass loss is on" in result.output
+    assert len(responses.calls) == 1
 
 
 @responses.activate

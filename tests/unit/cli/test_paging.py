@@ -47,6 +47,20 @@ def test_pages_that_do_not_end(following: Any) -> None:
 
 
 @responses.activate
+def test_events_that_are_not_all_are_told_as_such() -> None:
+    """API-04: whichever page it was that the store did not answer for; programs get the word too."""
+    event = {"at": "2030-01-01T00:00:00Z", "kind": "k", "reason": "r"}
+    answers = [{"events": [event], "next": "a"}, {"events": [event], "incomplete": "only these: the store is away"}]
+    for answer in answers * 2:
+        responses.get(f"{URL}/api/v1/events", json=answer)
+    done = run("ctl", "events")
+    assert done.exit_code == 0 and done.stdout.count("2030-01-01") == 2
+    assert done.stderr == "Not all events: only these: the store is away\n"
+    done = run("ctl", "events", "-o", "json")
+    assert json.loads(done.stdout) == {"events": [event] * 2, "incomplete": answers[1]["incomplete"]}
+
+
+@responses.activate
 def test_a_limit_is_over_all_pages() -> None:
     """API-04: no more is asked for than is shown."""
     entries = [{"at": "2030-01-01T00:00:00Z", "kind": "k", "reason": f"r{number}"} for number in range(3000)]
@@ -84,7 +98,7 @@ def server() -> Iterator[Callable[[Act], str]]:
                 pass
 
         listening = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        threading.Thread(target=listening.serve_forever, daemon=True).start()
+        threading.Thread(target=listening.serve_forever, args=(0.01,), daemon=True).start()
         started.append(listening)
         return f"http://127.0.0.1:{listening.server_port}"
 

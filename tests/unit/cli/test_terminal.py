@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import socket
 import subprocess
 import sys
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -98,6 +99,20 @@ def test_nothing_is_cut_off(columns: str, name: str) -> None:
     )
 
 
+def test_what_is_waited_for_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CLI-02: a control plane that is halted takes connections and says nothing; the wait has an end."""
+    halted = socket.create_server(("127.0.0.1", 0))
+    url = f"http://127.0.0.1:{halted.getsockname()[1]}"
+    monkeypatch.setattr("llmgw.cli.ctl.status.PATIENCE", 0.2)
+    quiet = CliRunner().invoke(main, ["--api", url, "status"])
+    assert quiet.exit_code == 3 and "does not answer in time" in quiet.output and "waiting" not in quiet.output
+    with Terminal("--api", url, "status") as terminal:
+        terminal.until(lambda text: f"waiting for {url} to answer …" in text, "the notice")
+        halted.close()
+        assert terminal.ends() == 3
+    assert terminal.text.index("\r\x1b[K") < terminal.text.index("Error: the API at")
+
+
 def test_sentences_are_broken_between_words() -> None:
     """CLI-02: a refusal on a terminal too; an indented line stays indented, a word stays whole."""
     with Terminal("--api", "http://127.0.0.1:1", "ctl", "catalog", "reload", columns=50) as terminal:
@@ -163,7 +178,7 @@ def server():
             pass
 
     listening = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    Thread(target=listening.serve_forever, daemon=True).start()
+    Thread(target=listening.serve_forever, args=(0.01,), daemon=True).start()
     yield f"http://127.0.0.1:{listening.server_port}"
     listening.shutdown()
     listening.server_close()

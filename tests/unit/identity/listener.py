@@ -15,6 +15,7 @@ from llmgw.identity.joining import Authorities, JoinAnswer, JoinRefusal, JoinReq
 from llmgw.identity.names import Identity, identity
 from llmgw.identity.tls import ServerTls
 from llmgw.runtime.kinds import Address
+from tests.harness import identities
 from tests.unit.identity.made import CONTROL_PLANE, NOW, Office
 
 Answer = Callable[[JoinRequest | None], Any]
@@ -39,7 +40,7 @@ class Listener:
 
     def __init__(self, folder: Folder, answer: Answer) -> None:
         self.tls = ServerTls(folder, clients=False)
-        self.tls.refresh()
+        self.tls.use(self.tls.load())
         self.answer = answer
         self.asked: list[JoinRequest] = []
         self.raw = b""
@@ -67,7 +68,7 @@ class Listener:
                 plain, _ = self._socket.accept()
             except OSError:
                 return
-            with contextlib.suppress(OSError), self.tls.wrap_socket(plain) as secure:
+            with contextlib.suppress(OSError), identities.answered(self.tls.context, plain) as secure:
                 self._exchange(secure)
 
     def _exchange(self, secure: socket.socket) -> None:

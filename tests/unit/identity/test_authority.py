@@ -4,6 +4,7 @@ import contextlib
 import shutil
 import ssl
 import subprocess
+import sys
 from datetime import timedelta
 from pathlib import Path
 
@@ -37,11 +38,12 @@ def test_a_leaf_is_what_its_identity_may_be() -> None:
         dns=["cp1.example.org"], ips=["192.0.2.7", "2001:db8::1"],
     )  # fmt: skip
     facts = authority.facts(chain)
-    assert facts.identity == CONTROL_PLANE and not facts.is_authority
+    assert facts.identity == CONTROL_PLANE
     assert facts.dns == ("cp1.example.org",) and facts.ips == ("192.0.2.7", "2001:db8::1")
     assert facts.issued_at == NOW.timestamp()
     assert facts.expires_at == (NOW + timedelta(days=30)).timestamp()
     leaf, issuer = (x509.load_der_x509_certificate(der) for der in pem.split(chain))
+    assert not leaf.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
     usage = leaf.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
     assert [purpose._name for purpose in usage] == ["serverAuth", "clientAuth"]
     assert issuer.extensions.get_extension_for_class(x509.BasicConstraints).value.path_length == 0
@@ -186,6 +188,20 @@ def test_digest_knows_no_order() -> None:
     assert len({pem.digest(each) for each in (both, OURS.root, OTHERS.root)}) == 3
 
 
+@pytest.mark.parametrize("end", [12, 26, 30, 300, -27, -20, -3])
+def test_a_bundle_that_is_cut_off_is_none(end: int) -> None:
+    """SEC-08: whom the missing part names would be refused, and nobody would know why."""
+    cut = OTHERS.root.strip()[:end]
+    for text in (OURS.root + cut, cut + b"\n" + OURS.root, OURS.root + OTHERS.root.replace(b"MII", b"M_I", 1)):
+        with pytest.raises(IdentityError, match="cut off or damaged"):
+            pem.split(text)
+
+
+def test_keys_beside_certificates_are_nobodys_business() -> None:
+    """SEC-01: people put them in one file."""
+    assert pem.split(KEY + OURS.root + b"# ----- ours\n" + KEY) == pem.split(OURS.root)
+
+
 def test_bundles_have_limits() -> None:
     """SEC-01: what a control plane sends is not read without end."""
     with pytest.raises(IdentityError, match="KiB"):
@@ -257,3 +273,10 @@ def test_a_damaged_certificate_is_told_from_an_error_of_ours(what: str) -> None:
             authority.same_key(text, KEY)
         with contextlib.suppress(IdentityError):
             authority.anchor(leaf if what == "root" else text, text if what == "root" else OURS.root, NOW)
+
+
+def test_a_text_made_to_be_slow_is_read_at_once() -> None:
+    """SEC-02: whoever answers a machine that joins chooses what is read as certificates, and must not hold it up."""
+    slow = "from llmgw.identity import pem; pem.split(b'-----BEGIN CERTIFICATE-----' + b' ' * 60000 + b'!')"
+    done = subprocess.run([sys.executable, "-c", slow], capture_output=True, text=True, timeout=20, check=False)
+    assert "cut off or damaged" in done.stderr

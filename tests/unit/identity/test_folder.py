@@ -121,6 +121,46 @@ def test_a_crash_after_a_crash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
             assert serial(Folder(folder.path)) in good
 
 
+@pytest.mark.parametrize("step", range(2, 8))
+def test_a_pair_that_was_put_there_by_hand_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int) -> None:
+    """SEC-01: what a renewal left that ended in the middle is in nobody's way: neither for readers nor for the next
+    writer, who would move it over the pair that a person restored."""
+    folder = OURS.folder(tmp_path / "id", NODE)
+    key = authority.new_key()
+    with monkeypatch.context() as patch, contextlib.suppress(Crash):
+        crash_before(patch, step)
+        folder.write(certificate=OURS.chain(NODE, key), key=key)
+    restored = OURS.folder(tmp_path / "copy", NODE)
+    for name in ("key.pem", "certificate.pem"):
+        (folder.path / name).write_bytes((restored.path / name).read_bytes())
+    assert serial(Folder(folder.path)) == serial(restored)
+    Folder(folder.path).prepare(authority.new_key())
+    assert serial(Folder(folder.path)) == serial(restored)
+    assert folder.key.read_bytes() == restored.key.read_bytes()
+    Folder(folder.path).abandon()
+    assert sorted(file.name for file in folder.path.iterdir() if file.name.startswith("next-")) == []
+
+
+@pytest.mark.parametrize("step", range(2, 8))
+def test_the_pair_from_before_can_be_put_back_by_hand(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
+) -> None:
+    """SEC-01: with the certificate as it was the new one may count, but never with the old key."""
+    folder = OURS.folder(tmp_path / "id", NODE)
+    before = {file: file.read_bytes() for file in (folder.key, folder.certificate)}
+    old, key = serial(folder), authority.new_key()
+    chain = OURS.chain(NODE, key)
+    with monkeypatch.context() as patch, contextlib.suppress(Crash):
+        crash_before(patch, step)
+        folder.write(certificate=chain, key=key)
+    for file, data in before.items():
+        file.write_bytes(data)
+    good = (old, authority.facts(chain).serial)
+    assert serial(Folder(folder.path)) in good
+    Folder(folder.path).prepare(authority.new_key())
+    assert serial(Folder(folder.path)) in good
+
+
 def test_readers_see_whole_pairs(tmp_path: Path) -> None:
     """SEC-08: a worker that reloads while another process renews never fails."""
     folder = OURS.folder(tmp_path / "id", NODE)

@@ -225,7 +225,7 @@ def test_another_listener(tmp_path: Path, token: JoinToken) -> None:
     """SEC-02: the listener of agents demands a certificate: the words say which address is meant."""
     server = listener(OURS, tmp_path / "cp")
     server.tls = ServerTls(server.tls.folder, clients=True)
-    server.tls.refresh()
+    server.tls.use(server.tls.load())
     with server, pytest.raises(IdentityError, match=r"no join listener.*join\.listen"):
         join(server.address, token, NODE, tmp_path / "id")
 

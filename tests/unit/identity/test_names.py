@@ -36,6 +36,14 @@ def test_what_will_not_do(uri: str) -> None:
         parse_uri(uri)
 
 
+@pytest.mark.parametrize(("kind", "name"), [("x" * 30_000, "a"), ("node", "x" * 30_000)])
+def test_what_will_not_do_is_told_in_a_line(kind: str, name: str) -> None:
+    """SEC-02: whoever asks to join chooses both, and neither fills the log."""
+    with pytest.raises(IdentityError) as refused:
+        identity(kind, name)
+    assert len(str(refused.value)) < 200
+
+
 @pytest.mark.parametrize(
     ("certificate", "words"),
     [

@@ -46,6 +46,14 @@ def test_issued_whole_and_written_down(office: RootFolder, tmp_path: Path) -> No
     assert stat.S_IMODE(office.path.stat().st_mode) == 0o700
 
 
+def test_what_an_ended_command_left_is_removed(office: RootFolder) -> None:
+    """SEC-03: a root's key in it would stay for good."""
+    left = office.path / ".root-key.pem.0a_b1c2d"
+    left.write_text("half a key")
+    office.rotate("next")
+    assert not left.exists() and office.key.exists()
+
+
 def test_nothing_is_replaced_unasked(office: RootFolder, tmp_path: Path) -> None:
     """SEC-01: a root or an identity that is there stays."""
     office.issue(NODE, tmp_path / "node")
@@ -85,7 +93,7 @@ def test_rotation_without_downtime(office: RootFolder, tmp_path: Path) -> None:
     all_meet(node, late)
     office.renew(other.path)
     all_meet(node, late)
-    assert office.retire() == 1
+    assert office.retire().dropped == 1
     office.renew(control.path)
     assert len(pem.split(control.roots())) == 1
     seen = meet(control, node)

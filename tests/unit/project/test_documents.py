@@ -140,3 +140,16 @@ def test_commands_in_pages_exist() -> None:
             if word.startswith("-") and word.partition("=")[0] not in known and word != "-":
                 faults.append(f"{page}: {line}: {command.name} has no option {word}")
     assert faults == []
+
+
+def test_two_control_planes_start_as_the_page_says(tmp_path: Path) -> None:
+    """DOC-01, HA-01: copied as it stands, without and with an admin API that others reach; nobody is led astray."""
+    blocks = [
+        yaml.safe_load(text) for kind, text in code_blocks(ROOT / "docs/explanation/leadership.md") if kind == "yaml"
+    ]
+    alone, tls = blocks
+    together = alone | tls | {"ha": alone["ha"] | {"advertise": alone["ha"]["advertise"] | tls["ha"]["advertise"]}}
+    for name, tree in (("alone", alone), ("together", together)):
+        file = tmp_path / name
+        file.write_text(yaml.safe_dump(tree))
+        assert controlplane.settings.sent_nowhere(controlplane.settings.load(file)) == {}

@@ -14,7 +14,8 @@ import router.upstream
 from controlplane import identities
 from controlplane.api import app, body
 from controlplane.catalog import load, source, web
-from controlplane.listeners import connection, door, handshake, http, join, routers, upgrade
+from controlplane.leadership import notice, teller
+from controlplane.listeners import connection, door, files, handshake, http, join, refusals, routers, upgrade
 from controlplane.services import auth, joining
 from llmgw.identity import authority, pem, tls
 from llmgw.identity import joining as join_client
@@ -63,11 +64,23 @@ def test_limits_are_those_of_the_code() -> None:
         "frames that wait for an agent that does not read": size(connection.MAX_QUEUED),
         "routers and admin API: connections at once; then who asked for nothing goes": f"{http.MAX_CONNECTIONS}",
         "join listener: connections at once, the same": f"{join.MOST}",
+        "open files that a control plane needs for these bounds": f"{files.WANTED}",
+        "what a log line about a refusal repeats of a field; lines a minute for one reason": (
+            f"{refusals.LONGEST} characters; {refusals.TOLD}"
+        ),
         "time to the first request, and for its head; between two requests": f"{http.HEAD:g} s; {http.IDLE:g} s",
         "body of a report or of usage from a router": size(routing.MAX_REPORT),
+        "bodies of routers that are read at once, all together": size(routers.MAX_BODIES),
+        "endpoints in a report of a router's process; in the last ones of all": (
+            f"{routing.MAX_LOADS}; {routers.MAX_ENDPOINTS}"
+        ),
         "body of a request to join": size(join.MAX_REQUEST),
+        "join tokens that are looked up at once; the others wait": f"{join.LOOKUPS}, {join.PATIENCE:g} s",
         "body of a request to the admin API, and its nesting": f"{size(app.MAX_BODY)}, {body.MAX_DEPTH} levels",
         "a router's wait for a table": f"{routers.MAX_WAIT:g} s",
+        "the word of a control plane that it leads; the answer; time for both": (
+            f"{size(notice.MAX_NOTICE)}; {size(notice.MAX_NOTICE)}; {teller.LIMIT:g} s"
+        ),
         "a signing request": size(authority.MAX_REQUEST),
         "certificates in a file or an answer": f"{size(pem.MAX_BUNDLE)}, {pem.MAX_CERTIFICATES}",
         "certificates signed at once; the others wait": f"{identities.SIGNERS}",

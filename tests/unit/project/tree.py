@@ -20,7 +20,9 @@ def project_files() -> list[Path]:
         names = [name for name in done.stdout.decode().split("\0") if name]
         files = [ROOT / name for name in names]
     else:
-        skip = re.compile(r"(^|/)(\.venv[^/]*|\.git|\.demo|build|dist|__pycache__|\.[a-z]+_cache|[^/]*\.egg-info)(/|$)")
+        skip = re.compile(
+            r"(^|/)(\.venv[^/]*|\.git|\.demo|\.hypothesis|build|dist|__pycache__|\.([a-z_]+_)?cache|[^/]*\.egg-info)(/|$)"
+        )
         files = [file for file in ROOT.rglob("*") if not skip.search(str(file.relative_to(ROOT)))]
     return sorted(file for file in files if file.is_file() and not file.is_symlink())
 

@@ -121,6 +121,22 @@ def test_what_cannot_be_asked_is_told(folder):
         nowhere.table("", 1.0)
 
 
+def test_the_files_are_read_by_one_at_a_time(control, monkeypatch):
+    """SEC-08: every purpose looks at them; of two that do so at once the slower would put the older ones back."""
+    running, most = [], []
+
+    def refresh():
+        running.append(1)
+        most.append(len(running))
+        time.sleep(0.01)
+        running.pop()
+        return False
+
+    monkeypatch.setattr(control._holder, "refresh", refresh)
+    gevent.joinall([gevent.spawn(control.refresh) for _ in range(5)], raise_error=True)
+    assert most == [1] * 5
+
+
 def test_without_an_identity_nothing_is_asked(tmp_path, caplog):
     """SEC-01: a worker whose identity went away serves on by its table, and says so."""
     blank = Control((Address("127.0.0.1", 1),), "r1", Holder(tmp_path / "none", Identity("router", "r1")))
@@ -312,6 +328,14 @@ class TestRenewal:
         renewer.look()  # not again at once; whom to trust is asked all the same
         assert [bool(renewal.request) for renewal in first.renewals] == [False, True, False]
         assert renewer._not_before > time.time()
+
+    def test_what_an_ended_writer_left_is_removed(self, tmp_path, planes):
+        """SEC-03: a key in it would stay for good."""
+        folder = identities.ours().router(tmp_path / "i", "r1")
+        (folder / ".key.pem.0a_b1c2d").write_text("half a key")
+        renewer, _ = self.make(folder, planes[0])
+        renewer.look()
+        assert not list(folder.glob(".*.pem.*"))
 
     def test_one_of_two(self, tmp_path, planes):
         first, _ = planes

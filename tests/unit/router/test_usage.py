@@ -2,7 +2,7 @@ import json
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from llmgw.wire.routing import RequestRecord, UsageBatch
@@ -53,6 +53,7 @@ def test_unknown_is_absent():
 
 
 @given(st.text(), st.text(), st.lists(st.text(max_size=2000), max_size=40))
+@example("", "", [""] * 17)
 def test_whatever_is_in_a_record_the_batch_is_taken(asked, name, retried):
     """TEN-06: any name, at any length; one bad record would cost its whole batch."""
     long = done(asked=asked * 600, id=name * 600, endpoint=asked, retried=tuple(retried))

@@ -140,7 +140,7 @@ def test_all_faults_are_reported_at_once(write) -> None:
         ("agents: {listen:}", "agents.listen", "has no value"),
         ("token_file:", "token_file", "has no value"),
         ("agents: 3", "agents", "section"),
-        ("logs: {level: info}", "logs", "is not a setting"),
+        ("logs: {level: info}", "logs", "is not a setting; did you mean log?"),
         ("node-id: x", "node-id", "did you mean node_id?"),
         ("agents: {listen: 'a:1'}\nagents.listen: 'b:2'", "agents.listen", "given twice"),
         ("workers: true", "workers", "whole number"),

@@ -149,6 +149,14 @@ def test_an_unknown_kind_is_cut_to_size() -> None:
     assert received == Unknown("x" * frames.MAX_KIND)
 
 
+def test_a_frame_that_cannot_be_read_is_not_quoted_at_length() -> None:
+    """SEC-03: why a session ended stands in logs and events of both sides."""
+    body = msgspec.msgpack.encode({"type": "command_result", "command_id": "c", "outcome": "x" * 100_000})
+    with pytest.raises(FrameError, match="Invalid enum value 'xxx") as refused:
+        list(frames.up_decoder().feed(_frame(body)))
+    assert len(str(refused.value)) < 300
+
+
 def test_messages_of_the_other_direction_are_unknown() -> None:
     """An agent that sends commands is not obeyed."""
     (received,) = frames.up_decoder().feed(encode(Builder().struct(frames.Down.__args__[0])))

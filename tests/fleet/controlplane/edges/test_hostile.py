@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -54,6 +55,34 @@ def test_requests_that_are_wrong_in_odd_ways(
     )
     assert answer.status_code == status, answer.text
     assert answer.json()["code"] != "internal_error"
+
+
+@pytest.mark.parametrize("listener", ["join.listen", "admin.listen"])
+def test_silent_strangers_leave_files_for_others(tmp_path: Path, listener: str) -> None:
+    """AGT-03, API-04: with a hard limit far below what all bounds need, which is told with the remedy."""
+    few = 256
+    plane = ControlPlane(tmp_path)
+    allow = f"import resource, runpy; resource.setrlimit(resource.RLIMIT_NOFILE, ({few}, {few}))"
+    plane.program = ["-c", f"{allow}; runpy.run_module('controlplane.main', run_name='__main__', alter_sys=True)"]
+    silent: list[socket.socket] = []
+    plane.start()
+    try:
+        for _ in range(2 * few):
+            silent.append(socket.create_connection(plane.addresses[listener], timeout=20))
+        began = time.monotonic()
+        for _ in range(3):
+            assert plane.get("status")["epoch"]
+            agent = plane.agent().upgrade().hello()
+            assert type(agent.receive()).__name__ == "Welcome"
+            agent.close()
+        assert time.monotonic() - began < 5.0, "nobody waited until the silent were given up"
+        log = plane.log()
+        assert "fewer files may be open than connections need" in log and "LimitNOFILE=" in log
+        assert "Traceback" not in log
+    finally:
+        for sock in silent:
+            sock.close()
+        plane.stop()
 
 
 def test_a_start_without_a_journal(tmp_path: Path) -> None:

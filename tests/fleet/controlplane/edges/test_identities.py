@@ -89,7 +89,8 @@ def test_a_node_joins_with_its_token_once(plane: ControlPlane, tmp_path: Path) -
 
 
 def test_a_wrong_secret_tells_nothing(plane: ControlPlane, tmp_path: Path) -> None:
-    """SEC-02: no token, another secret and ten tries: one answer; then the right one is refused too."""
+    """SEC-02: no token, another secret and ten tries: one answer; then the right one is refused too. Our log and the
+    token's state tell which it was."""
     made = token(plane, "guessed")
     head, secret, pin = made["token"].split(".")
     wrong = {**made, "token": ".".join((head, secret[:-4] + "AAAA", pin))}
@@ -98,7 +99,9 @@ def test_a_wrong_secret_tells_nothing(plane: ControlPlane, tmp_path: Path) -> No
             join(wrong, "guessed", tmp_path / "guessed")
     with pytest.raises(IdentityError, match="there is no such join token"):
         join(made, "guessed", tmp_path / "guessed")
-    assert plane.get(f"join-tokens/{made['id']}")["state"] == "unused"
+    assert plane.get(f"join-tokens/{made['id']}")["state"] == "void"
+    assert f"a wrong secret for join token {made['id']}, 10 of 10 that make it void" in plane.log()
+    assert f"join token {made['id']} is void, for 10 wrong secrets were tried: make another" in plane.log()
 
 
 def test_the_join_listener_serves_nothing_else(plane: ControlPlane) -> None:
@@ -114,7 +117,8 @@ def test_the_join_listener_serves_nothing_else(plane: ControlPlane) -> None:
         answer = session.post(path, data=body, timeout=10)
         assert answer.status_code == 400 and answer.json()["code"] == "bad_request"
     body = {"token": "x", "kind": "controlplane", "name": "evil", "request": "y"}
-    assert session.post(path, json=body, timeout=10).status_code == 403
+    answer = session.post(path, json=body, timeout=10)
+    assert answer.status_code == 403 and "llmgw ctl cert issue controlplane" in answer.json()["message"]
 
 
 # ---------------------------------------------------------------- revoking, removing
@@ -126,7 +130,11 @@ def test_a_revocation_counts_at_once_and_after_a_restart(plane: ControlPlane, tm
     join(token(plane, "stolen-1"), "stolen-1", folder)
     agent = plane.agent("stolen-1", folder).upgrade().hello()
     agent.expect(Welcome)
-    change(plane, "POST", "identities/node/stolen-1/revoke", {"reason": "stolen"})
+    unused = token(plane, "stolen-1")
+    gone = change(plane, "POST", "identities/node/stolen-1/revoke", {"reason": "stolen"})
+    assert gone["join_tokens_removed"] == [unused["id"]]
+    with pytest.raises(IdentityError, match="there is no such join token"):
+        join(unused, "stolen-1", tmp_path / "unused")
     assert agent.expect(Refuse).code == "revoked"
 
     def refused() -> Any:
@@ -135,10 +143,8 @@ def test_a_revocation_counts_at_once_and_after_a_restart(plane: ControlPlane, tm
         return again.answer()
 
     assert refused()[0] == 403 and refused()[1]["code"] == "revoked" and "stolen" in refused()[1]["message"]
-    problems = {
-        row["subject"]: row["message"] for row in plane.get("status")["problems"] if row["kind"] == "certificate"
-    }
-    assert "llmgw ctl nodes add stolen-1" in problems["node stolen-1"]
+    (problem,) = (row for row in plane.get("status")["problems"] if "stolen-1" in row["subject"])
+    assert problem["kind"] == "certificate" and "llmgw ctl nodes add stolen-1" in problem["message"]
     assert plane.stop() == 0
     plane.start()
     assert refused()[1]["code"] == "revoked"
@@ -152,7 +158,7 @@ def nodes(control_plane: ControlPlane) -> set[str]:
 
 
 def test_a_removed_node_is_gone_until_it_joins_anew(plane: ControlPlane, tmp_path: Path) -> None:
-    """REC-13: out of the fleet with its session; If-Match, then 204."""
+    """REC-13: out of the fleet with its session; If-Match, then 204, then 404."""
     agent = plane.agent("leaving").upgrade().hello()
     agent.expect(Welcome)
     version = requests.get(f"{plane.api}/api/v1/identities/node/leaving", headers=plane.auth, timeout=10).headers[
@@ -165,6 +171,8 @@ def test_a_removed_node_is_gone_until_it_joins_anew(plane: ControlPlane, tmp_pat
     change(plane, "DELETE", "identities/node/leaving", status=204)
     assert agent.expect(Refuse).code in ("revoked", "unknown_node")
     until(lambda: "leaving" not in nodes(plane), "the node is gone")
+    again = change(plane, "DELETE", "identities/node/leaving", status=404)
+    assert again["code"] == "not_found" and "it was removed at" in again["message"]
     join(token(plane, "leaving"), "leaving", tmp_path / "anew")
     assert plane.agent("leaving", tmp_path / "anew").upgrade().hello().expect(Welcome)
     assert "leaving" in nodes(plane)
@@ -185,6 +193,16 @@ def test_a_router_that_waits_for_a_table_gets_none_once_it_is_revoked(plane: Con
     waiting.join(30)
     assert answers[0].status_code == 403 and answers[0].json()["code"] == "revoked"
     assert session.get(url, timeout=20).status_code == 403
+
+
+def test_a_certificate_of_another_is_told_of_the_name_it_was_shown_for(plane: ControlPlane, tmp_path: Path) -> None:
+    """SEC-01: also if no node of that name ever was: somebody may try names."""
+    thief = plane.agent("nobody", identities.ours().node(tmp_path / "thief", "thief"))
+    thief.sock.sendall(thief.request())
+    assert thief.answer()[0] == 403
+    (problem,) = (row for row in plane.get("status")["problems"] if row["subject"] == "node nobody")
+    assert problem["kind"] == "refused"
+    assert "the certificate is that of node thief, not of node nobody" in problem["message"]
 
 
 # ---------------------------------------------------------------- renewing

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import requests
 from click.testing import CliRunner
 
 from llmgw.cli import main
@@ -47,7 +48,17 @@ def test_nodes_that_go_silent_together_are_lost_when_a_person_says_so(tmp_path: 
         assert plane.metric("llmgw_nodes_lost_total ") == 0
         assert {node["status"] for node in plane.get("nodes")["nodes"]} == {"connected", "unreachable"}
 
-        assert json.loads(ctl("nodes", "accept-loss", "-o", "json")) == {"nodes": silent}
+        faulty = requests.post(
+            f"{plane.api}/api/v1/nodes/accept-loss",
+            json={"nodes": [*silent, "n8", "n9"]},
+            headers=plane.auth,
+            timeout=10,
+        )
+        assert faulty.status_code == 422 and {fault["path"] for fault in faulty.json()["faults"]} == {
+            "nodes[3]",
+            "nodes[4]",
+        }
+        assert json.loads(ctl("nodes", "accept-loss", "-o", "json")) == {"nodes": silent, "silent": []}
         spec = agents[left].expect(Start).spec
         assert spec.model == "m", "rebuilt on the node that is left"
         assert plane.metric("llmgw_nodes_lost_total ") == 3 and plane.metric("llmgw_mass_loss_nodes ") == 0

@@ -120,6 +120,7 @@ def test_a_second_control_plane_is_kept_out(shared: ControlPlane) -> None:
     second = run("--config", str(shared.config))
     assert second.returncode == 2
     assert f"another control plane uses it (process {shared.process.pid})" in second.stderr
+    assert "give this one a state_dir of its own" in second.stderr, "the store is in it"
     assert "Traceback" not in second.stderr
 
 
@@ -169,7 +170,7 @@ def test_check_finds_everything_at_once(tmp_path: Path) -> None:
     (good.identity / "key.pem").chmod(0o644)
     checked = run("--config", str(good.config), "--check")
     assert checked.returncode == 2
-    for place in ("models.a", "models.b", "is that of router elsewhere", "chmod 600", "identity: "):
+    for place in ("models.a", "models.b", "is that of router elsewhere", "chmod 600", "\n  identity: "):
         assert place in checked.stderr, checked.stderr
     assert "Traceback" not in checked.stderr
 

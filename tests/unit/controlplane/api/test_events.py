@@ -14,6 +14,7 @@ from controlplane.journal import Journal
 from controlplane.services import events as module
 from controlplane.services.errors import Refused
 from controlplane.services.events import EventFilter, EventService, stream
+from controlplane.services.paging import decode, encode
 from controlplane.store.errors import StoreUnavailable
 from controlplane.store.values import EventEntry, Page
 from llmgw.runtime.clock import ManualClock
@@ -25,6 +26,8 @@ class Store:
     def __init__(self) -> None:
         self.kept: list[EventEntry] = []
         self.away = False
+        self.most = 10**9
+        """Entries after which a page stops early."""
 
     def read(self, work: Any, timeout: float | None = None) -> Any:
         if self.away:
@@ -32,17 +35,29 @@ class Store:
         return work(type("Tx", (), {"events": self})())
 
     def page(self, limit: int, cursor: str | None = None, *, since: Any, until: Any, **which: Any) -> Page[EventEntry]:
-        end = int(cursor) if cursor else 10**9
-        fits = [
-            (number, entry)
-            for number, entry in enumerate(self.kept)
-            if number < end
-            and (since is None or entry.at >= since)
-            and (until is None or entry.at < until)
-            and all(value is None or getattr(entry, name) == value for name, value in which.items())
-        ][::-1]
-        more = len(fits) > limit
-        return Page(tuple(entry for _, entry in fits[:limit]), str(fits[limit - 1][0]) if more else None)
+        place = None if cursor is None else tuple(decode(cursor, 2))
+        fits = sorted(
+            (
+                entry
+                for entry in self.kept
+                if (place is None or (entry.at, entry.id) < place)
+                and (since is None or entry.at >= since)
+                and (until is None or entry.at < until)
+                and all(value is None or getattr(entry, name) == value for name, value in which.items())
+            ),
+            key=lambda entry: (entry.at, entry.id),
+            reverse=True,
+        )
+        most = min(limit, self.most)
+        return Page(tuple(fits[:most]), encode(fits[most - 1].at, fits[most - 1].id) if len(fits) > most else None)
+
+
+class Impatient(ManualClock):
+    """A clock by which every look takes long."""
+
+    def monotonic(self) -> float:
+        self.advance(10)
+        return super().monotonic()
 
 
 class Setting:
@@ -60,18 +75,29 @@ class Setting:
         self.clock.advance(1)
         return self.journal.recent[-1].id
 
-    def keep(self, number: int) -> None:
+    def keep(self, number: int, kind: str = "old") -> None:
         """An event that only the store has."""
         at = self.clock.now().timestamp()
-        self.store.kept.append(EventEntry(f"old-{number}", at, "old", "because old"))
+        self.store.kept.append(EventEntry(f"old-{number}", at, kind, f"because {kind}"))
         self.clock.advance(1)
+
+    def hand_over(self) -> None:
+        """The store has what memory has."""
+        have = {entry.id for entry in self.store.kept}
+        self.store.kept += [
+            EventEntry(entry.id, module.moment_of(entry), entry.kind, entry.reason)
+            for entry in self.journal.recent
+            if entry.id not in have
+        ]
 
     def read(self, limit: int, which: EventFilter | None = None) -> list[list[str]]:
         """The ids of all pages."""
         pages, cursor = [], None
         while True:
-            shown, cursor = self.service.page(which or EventFilter(), limit, cursor)
-            pages.append([entry["id"] for entry in shown])
+            answer = self.service.page(which or EventFilter(), limit, cursor)
+            assert answer["incomplete"] is None
+            pages.append([entry["id"] for entry in answer["events"]])
+            cursor = answer["next"]
             if cursor is None:
                 return pages
 
@@ -90,34 +116,61 @@ def test_pages_go_from_memory_into_the_store(setting: Setting, limit: int) -> No
     for number in range(4):
         setting.keep(number)
     ids = [setting.note("new") for _ in range(4)]
-    for entry in setting.journal.recent:  # the store has those of memory too
-        setting.store.kept.append(EventEntry(entry.id, module.moment_of(entry), entry.kind, entry.reason))
+    setting.hand_over()
     flat = [each for page in setting.read(limit) for each in page]
     assert flat == [*reversed(ids), "old-3", "old-2", "old-1", "old-0"]
+
+
+@pytest.mark.parametrize("most", [1, 2, 10**9])
+@pytest.mark.parametrize("limit", [1, 2, 3, 4, 7, 8, 100])
+def test_what_other_leaders_did_is_there(setting: Setting, limit: int, most: int) -> None:
+    """API-04, HA-01: between two terms of ours and in their midst, where theirs came late; also where
+    the store stops early, and what it does not have yet."""
+    ids = [setting.note("place")]
+    setting.hand_over()
+    for number in range(3):
+        setting.keep(number, "lease-in-doubt")
+        ids += [f"old-{number}", setting.note("place")]
+    setting.store.most = most
+    assert [each for page in setting.read(limit) for each in page] == ids[::-1]
+    doubts = setting.read(limit, EventFilter(kind="lease-in-doubt"))
+    assert [each for page in doubts for each in page] == ["old-2", "old-1", "old-0"]
+
+
+def test_what_the_store_has_beneath_is_not_skipped(setting: Setting) -> None:
+    """API-04: a page of the store that stops early hides nothing between it and memory's."""
+    oldest = setting.note("place")
+    setting.keep(0)
+    setting.keep(1)
+    setting.store.most = 1
+    setting.service = EventService(setting.journal, setting.store, Impatient())  # type: ignore[arg-type]
+    assert [each for page in setting.read(100) for each in page] == ["old-1", "old-0", oldest]
 
 
 def test_a_page_goes_on_where_it_was_although_memory_moved_on(setting: Setting) -> None:
     """API-04: what came since is not shown again, and nothing is left out."""
     first = [setting.note("new") for _ in range(4)]
-    for entry in setting.journal.recent:
-        setting.store.kept.append(EventEntry(entry.id, module.moment_of(entry), entry.kind, entry.reason))
-    shown, cursor = setting.service.page(EventFilter(), 2, None)
-    assert [entry["id"] for entry in shown] == [first[3], first[2]]
+    setting.hand_over()
+    answer = setting.service.page(EventFilter(), 2, None)
+    assert [entry["id"] for entry in answer["events"]] == [first[3], first[2]]
     for _ in range(1000):  # everything leaves memory
         setting.note("later")
-    shown, cursor = setting.service.page(EventFilter(), 10, cursor)
-    assert {first[1], first[0]} <= {entry["id"] for entry in shown}
-    assert not {entry["id"] for entry in shown} & {entry.id for entry in setting.journal.recent}
+    answer = setting.service.page(EventFilter(), 10, answer["next"])
+    assert [entry["id"] for entry in answer["events"]] == [first[1], first[0]]
+    assert answer["next"] is None
 
 
 def test_the_latest_are_there_while_the_store_is_away(setting: Setting) -> None:
-    """STO-03: and asking for the older ones says why they are not."""
+    """STO-03: with a word that there are others; none at all is no answer."""
     ids = [setting.note("new") for _ in range(3)]
     setting.store.away = True
-    shown, cursor = setting.service.page(EventFilter(), 10, None)
-    assert [entry["id"] for entry in shown] == ids[::-1]
+    answer = setting.service.page(EventFilter(), 2, None)
+    assert [entry["id"] for entry in answer["events"]] == ids[:0:-1]
+    assert answer["incomplete"] == "only what this control plane did since it leads: the store is away"
+    answer = setting.service.page(EventFilter(), 2, answer["next"])
+    assert [entry["id"] for entry in answer["events"]] == ids[:1] and answer["next"] is None and answer["incomplete"]
     with pytest.raises(Refused) as refused:
-        setting.service.page(EventFilter(), 10, cursor)
+        setting.service.page(EventFilter(kind="none"), 10, None)
     assert refused.value.code == "store_unavailable"
 
 

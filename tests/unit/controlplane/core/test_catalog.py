@@ -44,8 +44,10 @@ def test_bad_yaml_names_line_and_column():
 
 
 def test_a_missing_file_is_one_clear_fault(tmp_path):
-    """No traceback for a path that is not there."""
-    with pytest.raises(SettingsError, match="cannot be read: No such file"):
+    """No traceback for a path that is not there, and what to write if nothing is to be served."""
+    with pytest.raises(
+        SettingsError, match=r"catalog\.yaml: 1 fault\n  is not there: write one with models: \{\} to serve nothing"
+    ):
         load_catalog(tmp_path / "catalog.yaml")
 
 

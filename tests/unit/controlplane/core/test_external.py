@@ -57,7 +57,7 @@ class Site:
             effect = self.h.tables[self.shown]
             self.shown += 1
             again = self.keys.need(effect.key_files.values())
-            self.publisher.set_routes(effect.models, effect.settling, effect.aliases, effect.key_files)
+            self.publisher.set_routes(effect)
             if again:
                 self.keys.look()
         return self.table

@@ -5,6 +5,7 @@ import math
 import pytest
 
 from controlplane.events import (
+    CatalogChanged,
     Committed,
     Cordon,
     CordonSet,
@@ -14,11 +15,11 @@ from controlplane.events import (
     LeaseExtended,
     RestartRequested,
 )
-from controlplane.fleet.lead import ASK_AGAIN, MAX_EPOCH_STEP
+from controlplane.fleet.lead import ASK_AGAIN, FORGET, LONGEST_PAUSE, MAX_EPOCH, MAX_EPOCH_STEP, ahead
 from controlplane.planning.explain import explain
 from controlplane.planning.work import Work
 from llmgw.wire.messages import Start, Stop, Welcome
-from tests.unit.controlplane.core.harness import ONE_MODEL, Harness
+from tests.unit.controlplane.core.harness import ONE_MODEL, Harness, catalog_of
 
 TWO = ONE_MODEL.replace("{min: 1, max: 1}", "{min: 2, max: 2}")
 NONE = "models: {}"
@@ -100,7 +101,7 @@ def test_a_pass_that_slept_decides_nothing(tells, monkeypatch):
     next(work)
     h.clock.advance(60)
     if not tells:
-        h.loop.handle(EpochSeen(0), h.clock.monotonic())
+        h.loop.handle(EpochSeen("edge-1", 0), h.clock.monotonic())
     with pytest.raises(StopIteration) as ended:
         while True:
             work.send(h.clock.monotonic() if tells else None)
@@ -264,6 +265,33 @@ def test_a_node_that_is_removed_in_doubt_harms_nothing():
     assert not h.replicas("tiny", "ready") and h.view.health["tiny"].refusal.code == "lease_in_doubt"
 
 
+@pytest.mark.parametrize("change", ["node", "model"])
+@pytest.mark.parametrize("place", range(4))
+def test_what_goes_while_healing_is_planned_harms_nothing(change, place, monkeypatch):
+    """HA-01: between any two slices of the pass."""
+    monkeypatch.setattr(Work, "SLICE", 1)
+    h = Harness(nodes=("n1", "n2"))
+    h.advance(5)
+    until(h, 0.0)
+    node, old = fail(h)
+    h.clock.advance(20)
+    left = place
+
+    def between():
+        nonlocal left
+        left -= 1
+        if left == -1:
+            gone = EnrolmentChanged(h.enrolled - {node}) if change == "node" else CatalogChanged(catalog_of(NONE))
+            h.feed(gone)
+
+    h.between = between
+    h.run_pass()
+    h.between = None
+    h.advance(5)
+    assert left < 0, "the pass has that many slices"
+    assert not [replica for replica in h.replicas("tiny") if replica.state != "failed" and replica.id != old.id]
+
+
 def test_nothing_is_healed_on_a_node_that_is_not_in_session():
     """HA-01: another leader may have it."""
     h = running()
@@ -353,18 +381,18 @@ def test_routers_are_witnesses_of_epochs_too():
     """AGT-04: a router's table may be of a leader that came after us."""
     h = running()
     h.proves = False
-    h.feed(EpochSeen(1, "leader of boot-a"))
-    h.feed(EpochSeen(0, "another"))
+    h.feed(EpochSeen("edge-1", 1, "leader of boot-a"))
+    h.feed(EpochSeen("edge-1", 0, "another"))
     assert h.epochs == []
-    h.feed(EpochSeen(1, "another"))
-    h.feed(EpochSeen(7, "another"))
+    h.feed(EpochSeen("edge-1", 1, "another"))
+    h.feed(EpochSeen("edge-1", 7, "another"))
     assert h.epochs == [1]
     h.clock.advance(ASK_AGAIN)
-    h.feed(EpochSeen(7, "another"))
-    h.feed(EpochSeen(7, "another"))
+    h.feed(EpochSeen("edge-1", 7, "another"))
+    h.feed(EpochSeen("edge-1", 7, "another"))
     assert h.epochs == [1, 7]
     h.clock.advance(ASK_AGAIN)
-    h.feed(EpochSeen(8 + MAX_EPOCH_STEP, "another"))
+    h.feed(EpochSeen("edge-2", MAX_EPOCH + 1, "another"))
     assert h.epochs == [1, 7], "no fleet gets that far"
     h.feed(EpochGranted(8))
     assert h.tables[-1].epoch == 8
@@ -378,12 +406,73 @@ def test_ever_higher_epochs_are_asked_for_in_no_rush():
     h = running()
     tables = len(h.tables)
     for claimed in range(10, 510, 10):
-        h.feed(EpochSeen(claimed, "another"))
+        h.feed(EpochSeen("edge-1", claimed, "another"))
     assert h.epochs == [10] and h.loop.epoch == 11
     assert len(h.tables) <= tables + 1
     h.clock.advance(ASK_AGAIN)
-    h.feed(EpochSeen(600, "another"))
+    h.feed(EpochSeen("edge-1", 600, "another"))
     assert h.epochs == [10, 600] and h.loop.epoch == 601
+
+
+def catch_up(h, nodes):
+    """These nodes come back each second until all are welcome; how long that took."""
+    began = h.clock.monotonic()
+    while away := [node for node in nodes if h.view.nodes[node].session is None]:
+        for node in away:
+            h.connect(node)
+        if h.epochs[-1] >= h.loop.epoch:
+            h.feed(EpochGranted(h.epochs[-1] + 1))
+        h.advance(1)
+    return h.clock.monotonic() - began
+
+
+def test_a_fleet_that_is_far_ahead_is_caught_up_with():
+    """AGT-04, STO-02: an older store was put in place, after epochs had been pushed up: nobody is refused
+    for good, and people are told until it is over."""
+    h = Harness(connect=False)
+    h.proves = False
+    agent = h.agents["n1"]
+    agent.highest_epoch, agent.leader = 2 * MAX_EPOCH_STEP + 5, "another"
+    h.connect("n1")
+    assert h.closed[-1].refuse.code == "epoch_unproven" and h.epochs == [1 + MAX_EPOCH_STEP]
+    h.feed(EpochGranted(2 + MAX_EPOCH_STEP))
+    assert ahead(h.view, h.loop.epoch, h.clock.monotonic()) == {"node n1": agent.highest_epoch}
+    h.clock.advance(ASK_AGAIN)
+    assert catch_up(h, ["n1"]) < 10
+    assert h.loop.epoch == 2 * MAX_EPOCH_STEP + 6 and h.tables[-1].epoch == h.loop.epoch
+    assert not ahead(h.view, h.loop.epoch, h.clock.monotonic())
+
+
+def test_a_large_fleet_catches_up_at_a_step_a_second():
+    """AGT-04: whose peers all say the same has not to wait as long as one that may lie."""
+    nodes = tuple(f"n{number}" for number in range(70))
+    h = Harness(nodes=nodes, connect=False)
+    h.proves = False
+    for agent in h.agents.values():
+        agent.highest_epoch, agent.leader = 100 * MAX_EPOCH_STEP, "another"
+    assert catch_up(h, nodes) < 110
+
+
+def test_a_liar_raises_the_epoch_seldom():
+    """AGT-04: however often one peer outbids us, it gets a step a minute; others are not kept waiting."""
+    h = Harness(nodes=("n1", "n2"))
+    h.advance(5)
+    asked = len(h.epochs)
+    for _ in range(3600):
+        h.feed(EpochSeen("liar", h.loop.epoch + 10**9, "another"))
+        h.clock.advance(1)
+    steps = 3600 / LONGEST_PAUSE
+    assert steps <= len(h.epochs) - asked < steps + 8
+    assert h.loop.epoch <= 1 + (steps + 8) * (MAX_EPOCH_STEP + 1)
+    h.feed(EpochSeen("liar", h.loop.epoch + 10**9, "another"))
+    h.clock.advance(ASK_AGAIN)
+    h.disconnect("n1")
+    h.agents["n1"].highest_epoch = wanted = h.loop.epoch + 3
+    h.connect("n1")
+    assert h.view.nodes["n1"].registered and h.loop.epoch == wanted + 1
+    now = h.clock.monotonic()
+    assert list(ahead(h.view, h.loop.epoch, now)) == ["router liar"]
+    assert not ahead(h.view, h.loop.epoch, now + FORGET)
 
 
 def test_a_welcome_names_its_leader():

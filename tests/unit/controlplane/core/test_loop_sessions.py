@@ -51,6 +51,14 @@ def test_a_hello_is_refused_with_the_remedy(node_id, message, code, words):
     assert h.view.nodes["n1"].session is None
 
 
+def test_where_an_agent_connects_from_is_that_of_its_latest_session():
+    """CLI-02: what status says of its address is of now."""
+    h = Harness(connect=False)
+    for session, came_from in (("a", "10.0.0.7"), ("b", "")):
+        h.feed(SessionOpened(session, "n1", hello(), came_from))
+        assert h.view.nodes["n1"].elsewhere == came_from
+
+
 def test_a_newer_session_supersedes_and_frames_of_the_old_one_do_nothing():
     """AGT-03: one session per node; the old connection's late frames and end are void."""
     h = Harness()

@@ -2,6 +2,7 @@
 (REC-10, REC-11)."""
 
 from controlplane.events import EnrolmentChanged, LeaseExtended, LossAccepted
+from controlplane.planning.explain import explain
 from llmgw.wire.routing import EndpointLoad, Report
 from tests.unit.controlplane.core.harness import ONE_MODEL, Harness
 
@@ -60,15 +61,55 @@ def test_an_operator_accepts_the_loss():
     h.advance(5)
     silence(h, "n00", "n01", "n02")
     h.advance(60)
-    h.feed(LossAccepted("ada"))
+    h.feed(LossAccepted(frozenset({"n00", "n01", "n02"}), "ada"))
     h.advance(10)
     assert lost(h) == ["n00", "n01", "n02"] and h.view.mass_loss is None
     assert [replica.shards[0].node_id for replica in h.replicas("tiny", "ready")] == ["n03"] * 3
     (told,) = h.kinds("loss-accepted")
     assert told.reason.startswith("ada says that 3 nodes are lost")
     assert not h.kinds("mass-loss-over")
-    h.feed(LossAccepted("ada"))
+    h.feed(LossAccepted(frozenset({"n00", "n01", "n02"}), "ada"))
     assert len(h.kinds("loss-accepted")) == 1, "there is nothing left to accept"
+
+
+def test_who_was_not_named_stays_in_the_mass_loss():
+    """REC-11: a person accepts what they were shown; who fell silent since is as little lost as before, for as long as
+    it takes, and back or accepted in its turn."""
+    h = Harness(THREE, nodes=nodes(9), interval=1.0)
+    h.advance(5)
+    first, then = nodes(5), nodes(9)[5:8]
+    silence(h, *first)
+    h.advance(31)
+    silence(h, *then)
+    h.advance(31)
+    since = h.view.mass_loss.since
+    assert h.view.mass_loss.nodes == {*first, *then}
+    h.feed(LossAccepted(frozenset((*first, "n08", "nobody")), "ada"))
+    assert h.view.mass_loss.nodes == set(then) and h.view.mass_loss.since == since
+    h.advance(3000)
+    assert lost(h) == list(first) and h.view.mass_loss.nodes == set(then)
+    assert not h.kinds("mass-loss-over") and len(h.kinds("mass-loss")) == 1
+    h.connect(then[0])
+    h.advance(5)
+    h.feed(LossAccepted(frozenset(then[1:]), "ada"))
+    h.advance(5)
+    assert lost(h) == [*first, *then[1:]] and h.view.mass_loss is None
+
+
+def test_a_pause_of_ours_ends_no_mass_loss():
+    """REC-11: nobody came back meanwhile, and what a person says of them still counts."""
+    h = Harness(THREE, nodes=nodes(4), interval=1.0)
+    h.advance(5)
+    silence(h, "n00", "n01", "n02")
+    h.advance(60)
+    since = h.view.mass_loss.since
+    h.clock.advance(600)
+    h.run_pass()
+    assert h.view.mass_loss.nodes == {"n00", "n01", "n02"} and h.view.mass_loss.since == since
+    assert len(h.kinds("mass-loss")) == 1 and not h.kinds("mass-loss-over")
+    h.feed(LossAccepted(frozenset({"n00", "n01", "n02"}), "ada"))
+    h.advance(1)
+    assert lost(h) == ["n00", "n01", "n02"]
 
 
 def test_a_start_that_sees_few_of_its_nodes_rebuilds_nothing():
@@ -176,6 +217,25 @@ def test_a_spared_replica_stays_while_our_own_sight_is_in_doubt():
     assert h.only("tiny", "ready").id != first.id
 
 
+def test_a_spared_replica_that_drains_says_why_to_the_end():
+    """REC-06, REC-10: that its node returns changes nothing of that."""
+    h = Harness(nodes=("n1", "n2"), interval=1.0)
+    h.advance(5)
+    first = h.only()
+    node = first.shards[0].node_id
+    silence(h, node)
+    h.advance(290)
+    served(h, [first], answered_seconds=0.0, inflight=1)
+    h.advance(20)
+    assert first.spared
+    h.reload(ONE_MODEL.replace("{min: 1, max: 1}", "{min: 0, max: 0}"))
+    h.advance(5)
+    h.connect(node)
+    h.advance(5)
+    assert (first.state, first.spared) == ("draining", False)
+    assert "is off" in first.reason
+
+
 def test_a_removed_node_is_given_up_whatever_answers():
     """REC-13: nothing may be sent to it any more."""
     h = Harness(nodes=("n1", "n2"), interval=1.0)
@@ -244,8 +304,9 @@ def test_what_routers_are_served_by_is_not_rebuilt_by_a_new_leader():
     assert not h.tables[-1].settling
 
 
-def test_one_silent_node_of_many_is_waited_for_as_well():
-    """REC-10: no mass loss; an endpoint that nobody asks is no reason to wait, one that answers is."""
+def one_unheard():
+    """A restart after which one node of five stays silent, while what runs there answers routers: what runs there,
+    and the node."""
     h = Harness(THREE, nodes=nodes(5), interval=1.0)
     h.advance(5)
     before = h.replicas("tiny", "ready")
@@ -256,9 +317,27 @@ def test_one_silent_node_of_many_is_waited_for_as_well():
     for name in nodes(5):
         if name != home:
             h.connect(name)
+    return h, away, home
+
+
+def test_one_silent_node_of_many_is_waited_for_as_well():
+    """REC-10: no mass loss; an endpoint that nobody asks is no reason to wait, one that answers is."""
+    h, away, _ = one_unheard()
     h.advance(120)
     assert h.view.vouched == {"tiny": len(away)} and len(h.kinds("place")) == 3
     served(h, away)
+    h.advance(20)
+    assert not h.view.vouched and len(h.replicas("tiny", "ready")) == 3
+
+
+def test_what_answers_routers_is_not_rebuilt_when_its_node_is_lost_unheard():
+    """REC-10: lost changes nothing of what a router is served by, whether an agent told of it or not."""
+    h, away, home = one_unheard()
+    h.advance(400)
+    assert lost(h) == [home]
+    assert h.view.vouched == {"tiny": len(away)} and len(h.kinds("place")) == 3 and h.tables[-1].settling
+    assert "1 more on nodes that are out of sight" in explain(h.view, "tiny", h.clock.monotonic()).sentence
+    served(h, away, answered_seconds=100.0)
     h.advance(20)
     assert not h.view.vouched and len(h.replicas("tiny", "ready")) == 3
 

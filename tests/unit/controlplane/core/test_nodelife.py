@@ -178,7 +178,7 @@ def test_an_accepted_loss_is_declared_at_once_and_only_of_those():
     world.down(*world.nodes[:12])
     world.run(60)
     world.hold = True  # the lease is in doubt: the word waits
-    assert world.life.accept() == frozenset(world.nodes[:12])
+    assert world.life.accept(world.nodes) == frozenset(world.nodes[:12])
     world.tick()
     assert not world.lost
     world.back(world.nodes[0])
@@ -196,7 +196,7 @@ def test_a_large_accepted_loss_goes_in_steps():
     world.tick()
     world.down(*world.nodes[: 6 * AT_A_TIME])
     world.run(60)
-    world.life.accept()
+    world.life.accept(world.nodes)
     assert [len(world.tick()) for _ in range(7)] == [AT_A_TIME] * 6 + [0]
 
 
@@ -251,7 +251,7 @@ def test_rate_freeze_and_patience_hold_whatever_happens(fleet, script):
             start = number % fleet
             world.back(*(n for n in world.nodes[start : start + max(1, amount * fleet // 70)] if n not in world.up))
         elif what == "accept":
-            allowed |= world.life.accept()
+            allowed |= world.life.accept(world.nodes)
         elif what == "hold":
             world.hold = not world.hold
         for _ in range(amount if what == "wait" else 1):

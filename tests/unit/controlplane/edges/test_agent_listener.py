@@ -1,6 +1,7 @@
 """The agents' listener over real sockets, in this process: limits in time and number."""
 
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import gevent
 import pytest
@@ -11,6 +12,7 @@ from controlplane.events import FrameReceived, SessionClosed, SessionOpened
 from controlplane.identities import Credentials
 from controlplane.inbox import Inbox
 from controlplane.listeners import connection as connection_module
+from controlplane.listeners import door as door_module
 from controlplane.listeners.agents import AgentListener
 from controlplane.store.values import Enrolled
 from llmgw.runtime.clock import SystemClock
@@ -195,3 +197,33 @@ def test_a_stop_says_goodbye_to_everybody(make, peer) -> None:
     for one in peers:
         (goodbye,) = one.frames()
         assert isinstance(goodbye, Goodbye) and goodbye.spread_seconds >= 1
+
+
+def test_a_session_knows_the_machine_that_it_comes_from(
+    make, inbox: Inbox, node: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CLI-02: for status, which compares it with the address that the node gives."""
+    monkeypatch.setattr(door_module, "peer_name", lambda _: "10.0.0.7:5")
+    agent = Peer(make().address, node).upgrade().hello()
+    assert take(inbox, SessionOpened).elsewhere == "10.0.0.7"
+    agent.sock.close()
+
+
+@pytest.mark.parametrize(
+    ("peer", "came_in_at", "came_from"),
+    [
+        ("127.0.0.1:5", "127.0.0.1", ""),
+        ("127.9.9.9:5", "127.0.0.1", ""),
+        ("::1:5", "::1", ""),
+        ("10.0.0.8:5", "10.0.0.8", ""),
+        ("10.0.0.7:5", "10.0.0.8", "10.0.0.7"),
+        ("2001:db8::7:5", "2001:db8::8", "2001:db8::7"),
+    ],
+)
+def test_who_comes_to_the_address_that_it_comes_from_is_on_this_machine(
+    peer: str, came_in_at: str, came_from: str
+) -> None:
+    """CLI-02: also an agent that has its control plane's name on the network."""
+    sock = MagicMock()
+    sock.getsockname.return_value = (came_in_at, 7001)
+    assert connection_module.elsewhere(peer, sock) == came_from

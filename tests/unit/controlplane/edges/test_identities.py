@@ -1,6 +1,7 @@
 """Who may speak: certificates, first contact, revocation, renewal (SEC-01, SEC-02, REC-13)."""
 
 import dataclasses
+import os
 import time
 from datetime import UTC, datetime, timedelta
 from io import BytesIO
@@ -190,7 +191,7 @@ def test_a_revocation_ends_sessions_and_leaves_the_node_in_the_fleet() -> None:
     ended: list[Any] = []
     inbox = Inbox()
     identities = registry(Store(), inbox, ended, row())
-    after = identities.revoke(asked(), NODE, "stolen")
+    after, _ = identities.revoke(asked(), NODE, "stolen")
     assert after.version == 2 and after.reason == "stolen" and after.removed_at is None
     assert ended[0][:2] == (NODE, "revoked") and len(inbox) == 0
     assert identities.nodes() == {"node-1"}
@@ -218,9 +219,54 @@ def test_a_certificate_dated_ahead_of_our_clock_is_revoked_too() -> None:
     """SEC-02: the machine that signed it may have another idea of the time."""
     ahead = SystemClock().now().timestamp() + 200
     identities = registry(Store(), Inbox(), [], row(issued_at=ahead))
-    assert identities.revoke(asked(), NODE, "stolen").revoked_at == ahead
+    assert identities.revoke(asked(), NODE, "stolen")[0].revoked_at == ahead
     with pytest.raises(NotAdmitted, match="stolen"):
         identities.admit(Presented(NODE, "0A", ahead, ahead + 100), "node", "node-1")
+
+
+def test_revoked_while_it_waits_to_be_let_in() -> None:
+    """SEC-02: whoever is told to the writer with others has no session yet that a revocation could end."""
+    ended: list[Any] = []
+    identities = registry(Store(), Inbox(), ended, row(issued_at=NOW))
+    gevent.spawn(identities.admit, shown(Identity("node", "new")), "node", "new")
+    coming = gevent.spawn(identities.admit, shown(), "node", "node-1")
+    gevent.sleep(0)
+    assert not coming.ready()
+    identities.revoke(asked(), NODE, "stolen")
+    with pytest.raises(NotAdmitted, match="stolen"):
+        coming.get(timeout=20)
+
+
+def test_whoever_leads_next_revokes_what_was_dated_ahead() -> None:
+    """SEC-02: a certificate is written down before it is handed over, and the latest date of all that were made
+    counts: neither the death of the leader that made it nor a later one with an earlier date lets it get away."""
+    now = SystemClock().now().timestamp()
+    first, ahead, later = (shown(issued_at=now + age, serial=str(age)) for age in (-1000, 200, 10))
+    store = Store()
+    before = registry(store, Inbox(), [], row(issued_at=first.issued_at, serial=first.serial))
+    for made_now in (ahead, later):
+        before.record(first, made_now)
+        assert store.rows["node", "node-1"].serial == made_now.serial and before.newest(made_now)
+    after = registry(store, Inbox(), [], *store.rows.values())
+    after.revoke(asked(), NODE, "stolen")
+    for presented in (first, ahead, later):
+        with pytest.raises(NotAdmitted, match="stolen"):
+            after.admit(presented, "node", "node-1")
+
+
+def test_nothing_is_handed_over_that_is_not_written_down() -> None:
+    """SEC-02: while the store is away, or for who was revoked since, there is none, and no trace of one."""
+    store = Store()
+    identities = registry(store, Inbox(), [], row(issued_at=NOW, serial="0A"))
+    store.away = True
+    with pytest.raises(NotAdmitted, match="the store does not take the new certificate") as refused:
+        identities.record(shown(), shown(issued_at=NOW + 5, serial="0B"))
+    assert refused.value.code == "overloaded" and identities.newest(shown()) and identities.unwritten == 0
+    store.away = False
+    identities.keep(row(issued_at=NOW, revoked_at=NOW + 1))
+    with pytest.raises(NotAdmitted, match="join it anew"):
+        identities.record(shown(), shown(issued_at=NOW + 5, serial="0B"))
+    assert store.rows["node", "node-1"].serial == "0A"
 
 
 def test_a_removal_takes_the_node_out_of_the_fleet() -> None:
@@ -228,7 +274,8 @@ def test_a_removal_takes_the_node_out_of_the_fleet() -> None:
     ended: list[Any] = []
     inbox = Inbox()
     identities = registry(Store(), inbox, ended, row())
-    assert identities.remove(asked(), NODE, "sold").removed_at is not None
+    identities.remove(asked(), NODE)
+    assert identities.one(NODE).removed_at is not None
     assert take(inbox, EnrolmentChanged).node_ids == frozenset() and len(ended) == 1
 
 
@@ -237,7 +284,7 @@ def test_who_never_came_can_be_revoked_on_purpose_only() -> None:
     identities = registry(Store(), Inbox(), [], row())
     with pytest.raises(Exception, match=r"there is no node 'node-11'; did you mean node-1\?"):
         identities.revoke(asked(), Identity("node", "node-11"), "")
-    gone = identities.revoke(asked(), Identity("node", "node-11"), "stolen", unseen=True)
+    gone, _ = identities.revoke(asked(), Identity("node", "node-11"), "stolen", unseen=True)
     assert gone.removed_at is not None and identities.nodes() == {"node-1"}
     with pytest.raises(NotAdmitted):
         identities.admit(shown(Identity("node", "node-11"), issued_at=1.0), "node", "node-11")
@@ -264,7 +311,7 @@ def test_a_revocation_by_a_clock_that_was_ahead_is_told(tmp_path: Path) -> None:
     identities._clock = clock
     identities.revoke(asked(), NODE, "stolen")
     ours, request = credentials(tmp_path), authority.request(NODE, authority.new_key())
-    with pytest.raises(IdentityError, match="was it ahead then"):
+    with pytest.raises(IdentityError, match="if it was ahead then, revoke them once more"):
         ours.sign(NODE, request, identities.revoked_until(NODE))
     clock.now.side_effect = lambda: datetime.now(UTC)
     identities.revoke(asked(), NODE, "stolen")
@@ -289,8 +336,9 @@ def test_every_fault_of_the_folder_names_the_setting(tmp_path: Path) -> None:
     (folder / "key.pem").chmod(0o644)
     with pytest.raises(SettingsError) as raised:
         Credentials(folder, SystemClock()).load()
-    assert all(fault.path == "identity" for fault in raised.value.faults)
-    assert "chmod 600" in str(raised.value)
+    assert raised.value.source == "identity"
+    (fault,) = raised.value.faults
+    assert fault.path == str(folder / "key.pem") and "chmod 600" in fault.message
     with pytest.raises(SettingsError, match="identity"):
         Credentials(made.ours().node(tmp_path / "node", "n"), SystemClock()).load()
 
@@ -313,6 +361,122 @@ def test_files_that_are_replaced_count_at_once(tmp_path: Path) -> None:
     )
     ours.refresh()
     assert not ours.failing and len(pem.split(ours.authorities)) == 2 and told
+
+
+def in_20_days(folder: Path) -> None:
+    later = datetime.now(UTC) + timedelta(days=20)
+    made.replaced(folder, made.ours().folder(folder.parent / "x", "controlplane", "controlplane", now=later))
+
+
+UNFIT = {
+    "is valid only from": in_20_days,
+    "is not taken by one who trusts": lambda folder: made.replaced(
+        folder, made.strangers().controlplane(folder.parent / "x")
+    ),
+    "cut off": lambda folder: (folder / "authorities.pem").write_bytes(made.ours().root + made.strangers().root[:400]),
+    "issuer-key.pem: can be read by others": lambda folder: (folder / "issuer-key.pem").chmod(0o666),
+    "key.pem: can be read by others": lambda folder: (folder / "key.pem").chmod(0o644),
+    "can be written to by others": lambda folder: folder.chmod(0o777),
+    "is that of node": lambda folder: made.ours().node(folder, "node-1"),
+    "issuer.pem: is not that of issuer-key.pem": lambda folder: (folder / "issuer-key.pem").write_bytes(
+        authority.new_key()
+    ),
+}
+
+
+@pytest.mark.parametrize("why", UNFIT)
+def test_what_nobody_could_connect_to_or_is_open_to_others_is_not_used(tmp_path: Path, why: str) -> None:
+    """SEC-03, SEC-08: the one in use stays and signs, it is told, and our own is not renewed again and again."""
+    folder = tmp_path / "identity"
+    ours = credentials(folder)
+    before = ours.presented, ours.authorities, ours.mutual.context, ours.plain.context, ours._issuer
+    ours._due = 0.0
+    UNFIT[why](folder)
+    for _ in range(2):
+        ours.refresh()
+        assert why in ours.failing and ours._until_due() > 1
+    assert (ours.presented, ours.authorities, ours.mutual.context, ours.plain.context, ours._issuer) == before
+    for place, mode in ((folder, 0o700), (folder / "key.pem", 0o600), (folder / "issuer-key.pem", 0o600)):
+        place.chmod(mode)
+    made.ours().controlplane(folder)
+    ours.refresh()
+    assert not ours.failing and ours.presented == ours.folder.presented() != before[0]
+
+
+def test_what_an_ended_writer_left_is_removed(tmp_path: Path) -> None:
+    """SEC-03: a key in it would stay for good."""
+    ours = credentials(tmp_path / "identity")
+    left = ours.folder.path / ".key.pem.0a_b1c2d"
+    left.write_text("half a key")
+    ours.start()
+    try:
+        until(lambda: not left.exists())
+    finally:
+        ours.stop()
+
+
+def test_files_that_are_replaced_while_they_are_read_are_read_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SEC-08: what was judged is what is used."""
+    ours = credentials(tmp_path / "identity")
+    before, load = ours.presented, ours.plain.load
+    made.ours().controlplane(ours.folder.path)
+
+    def replaced() -> Any:
+        made.replaced(ours.folder.path, made.strangers().controlplane(tmp_path / "x"))
+        return load()
+
+    monkeypatch.setattr(ours.plain, "load", replaced)
+    ours.refresh()
+    assert ours.presented == before
+    ours.refresh()
+    assert ours.presented == before and "not taken" in ours.failing
+
+
+def test_a_folder_that_is_closed_again_is_no_concern(tmp_path: Path) -> None:
+    """SEC-03: nothing else of it changed."""
+    ours = credentials(tmp_path / "identity")
+    for mode, failing in ((0o777, True), (0o700, False)):
+        ours.folder.path.chmod(mode)
+        ours.refresh()
+        assert bool(ours.failing) is failing
+
+
+def test_nothing_is_renewed_where_others_can_read_it(tmp_path: Path) -> None:
+    """SEC-03: it would not be used."""
+    ours = credentials(tmp_path / "identity")
+    before = ours.folder.certificate.read_bytes()
+    ours.folder.key.chmod(0o644)
+    ours._renew()
+    assert ours.folder.certificate.read_bytes() == before
+
+
+def test_one_that_is_not_valid_yet_is_used_at_the_start_and_told(tmp_path: Path) -> None:
+    """SEC-01: after a power cut the clock may be years behind until it is set."""
+    folder = made.ours().controlplane(tmp_path / "identity")
+    in_20_days(folder)
+    ours = Credentials(folder, SystemClock()).load()
+    told = dict(concerns(ours.expiries(), SystemClock().now().timestamp()))
+    assert "is valid only from" in told["server"] and set(told) == {"server"}
+
+
+def test_files_are_read_by_one_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SEC-08: SIGHUP may come while they are looked at; the slower of two would put the older ones back."""
+    ours = credentials(tmp_path)
+    running: list[int] = []
+    most: list[int] = []
+
+    def refresh() -> bool:
+        running.append(1)
+        most.append(len(running))
+        time.sleep(0.01)
+        running.pop()
+        return False
+
+    monkeypatch.setattr(ours, "_refresh", refresh)
+    gevent.joinall([gevent.spawn(ours.refresh) for _ in range(5)], raise_error=True)
+    assert most == [1] * 5
 
 
 def test_while_a_root_is_rotated_it_counts_who_signed(tmp_path: Path) -> None:
@@ -356,6 +520,10 @@ def test_expiry_is_read_from_disk(tmp_path: Path) -> None:
     assert after["server"].expires_at < before["server"]
     (tmp_path / "certificate.pem").unlink()
     assert "server" not in {life.what for life in ours.expiries()}, "absent is unknown"
+    for file in (tmp_path / "authorities.pem", tmp_path / "issuer.pem"):
+        file.unlink()
+        os.mkfifo(file)
+    assert ours.expiries() == (), "what is no file is not waited for"
     late = dataclasses.replace(after["server"], issued_at=NOW - 80_000, expires_at=NOW + 8_640)
     assert dict(concerns([late], NOW))["server"].startswith("expires in 0.1 days")
     assert dict(concerns([late], NOW + 9_000))["server"].startswith("has expired")
@@ -460,7 +628,7 @@ def test_revoked_in_session_is_over_at_once(
     again.sock.sendall(b"Upgrade: llmgw-agent/1\r\nLlmgw-Node: node-1\r\n\r\n")
     answer = again.answer()
     assert answer.startswith(b"HTTP/1.1 403 ") and b'"revoked"' in answer
-    assert "stolen" in listener.refusals["node-1"][1]
+    assert "stolen" in identities.refused["node", "node-1"][1]
     assert listener.sessions == 1
     other.sock.close()
 
@@ -533,6 +701,7 @@ def test_a_router_gets_one_certificate_at_a_time(ours: Credentials, inbox: Inbox
         identities=registry(Store(), inbox, [], row("router-1", "router")),
         clock=SystemClock(),
         leads=lambda: (1, "l"),
+        superseded=MagicMock(),
         take_usage=MagicMock(),
     )
     body = encode_json(Renewal(request=authority.request(router, authority.new_key()).decode()))

@@ -7,6 +7,7 @@ import gevent
 import pytest
 
 from controlplane.catalog.model import Catalog
+from controlplane.events import PublishRoutes
 from controlplane.publish.table import Publisher
 from controlplane.services import recovery
 from controlplane.services.changes import Asked, Changes, Principal
@@ -43,7 +44,7 @@ def keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     backend, clock = Sqlite(tmp_path / "llmgw.db"), SystemClock()
     store = StoreThreads(lambda: SlowCommit(backend), lambda: Database(backend, write=False), timeout=0.4).start()
     publisher = Publisher("b")
-    publisher.set_routes((), settling=False)
+    publisher.set_routes(PublishRoutes((), settling=False))
     changes = Changes(store, clock)
     yield Keys(store, changes, publisher=publisher, clock=clock, catalog=Catalog, keys=()), publisher
     store.close()

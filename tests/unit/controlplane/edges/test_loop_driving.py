@@ -1,5 +1,6 @@
 """Inbox, driver, journal and publisher, driven by hand in this process."""
 
+import errno
 import json
 import os
 import stat
@@ -18,6 +19,7 @@ from controlplane.events import (
     Decision,
     FrameReceived,
     Note,
+    PublishRoutes,
     RetryRequested,
     Send,
     SessionClosed,
@@ -248,6 +250,21 @@ def test_a_batch_is_committed_after_it_is_on_disk(journal, tmp_path: Path) -> No
     assert [entry.kind for entry in one.recent] == ["place", "seen", "stop"]
 
 
+def test_a_journal_that_cannot_be_begun_holds_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """STO-03, HA-01: a control plane tries again and again."""
+    file = tmp_path / "decisions.jsonl"
+    file.write_bytes(b"cut sh")
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(OSError, match="No space"):
+        Journal(file, ManualClock(), lambda _: None).start()
+    monkeypatch.undo()
+    assert not any(descriptor.resolve() == file for descriptor in Path("/proc/self/fd").iterdir())
+
+
 def test_a_full_disk_holds_actions_back_and_leaves_no_half_lines(
     journal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -278,12 +295,13 @@ def test_a_full_disk_holds_actions_back_and_leaves_no_half_lines(
 
 
 def test_a_line_cut_by_a_crash_is_mended(journal, tmp_path: Path) -> None:
-    """STO-03: the next process begins a line of its own and knows the older entries."""
+    """STO-03: the next process begins a line of its own. Older entries are the store's to show: they
+    may be another installation's."""
     file = tmp_path / "decisions.jsonl"
     file.write_text('{"at":"t","kind":"old","reason":"kept"}\n{"at":"t","kind":"cu')
     one = journal()
-    assert [entry.kind for entry in one.recent] == ["old"]
     one.commit(1, [Decision("new", "x")])
+    assert [entry.kind for entry in one.recent] == ["new"]
     settle(lambda: len(file.read_text().splitlines()) == 3)
     assert json.loads(file.read_text().splitlines()[2])["kind"] == "new"
 
@@ -310,12 +328,12 @@ def test_the_generation_changes_with_the_content_only() -> None:
     model = RoutedModel(name="m", state="loading", aliases=("n",))
     publisher.set_keys([RoutedKey(id="k", digest="d")])
     assert publisher.body is None, "keys alone are no table: routers would forget their routes"
-    publisher.set_routes((model,), settling=True)
+    publisher.set_routes(PublishRoutes((model,), settling=True))
     assert publisher.generation == "boot-1"
-    publisher.set_routes((RoutedModel(name="m", state="loading", aliases=("n",)),), settling=True)
+    publisher.set_routes(PublishRoutes((RoutedModel(name="m", state="loading", aliases=("n",)),), settling=True))
     publisher.set_keys([RoutedKey(id="k", digest="d")])
     assert publisher.generation == "boot-1"
-    publisher.set_routes((model,), settling=False)
+    publisher.set_routes(PublishRoutes((model,), settling=False))
     assert publisher.generation == "boot-2"
     table = decode_table(publisher.body)
     assert table.generation == "boot-2" and not table.settling and table.keys[0].id == "k"
@@ -328,7 +346,7 @@ def test_pollers_wait_for_the_first_table_and_are_woken_together() -> None:
     pollers = [gevent.spawn(publisher.wait, generation, 60) for generation in ("", "old-7")]
     gevent.sleep(0.01)
     assert not any(poller.ready() for poller in pollers)
-    publisher.set_routes((), settling=False)
+    publisher.set_routes(PublishRoutes((), settling=False))
     gevent.joinall(pollers, timeout=20)
     assert all(msgspec.json.decode(poller.value)["generation"] == "b-1" for poller in pollers)
     late = gevent.spawn(publisher.wait, "b-1", 60)

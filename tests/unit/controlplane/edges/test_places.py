@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
+from unittest.mock import MagicMock
 
 import gevent
 import pytest
@@ -164,7 +165,16 @@ def test_a_body_that_breaks_off_is_no_error_of_ours(what: str, caplog: pytest.Lo
         (body,) = app(environ, lambda status, _headers: told.append(status))
         assert b"ended before" in body and told == ["400 Bad Request"]
     else:
-        app = RouterApplication
+        app = RouterApplication(
+            MagicMock(),
+            MagicMock(),
+            credentials=MagicMock(),
+            identities=MagicMock(),
+            clock=SystemClock(),
+            leads=MagicMock(),
+            superseded=MagicMock(),
+            take_usage=MagicMock(),
+        )
         with pytest.raises(Exception, match="ended before"):
-            app._decode(environ, None, 100)
+            app._decode(environ, "r1", MagicMock(), 100)
     assert not [record for record in caplog.records if record.exc_info]

@@ -3,7 +3,7 @@
 import gevent
 import pytest
 
-from controlplane.events import ProviderKeysRead
+from controlplane.events import ProviderKeysRead, PublishRoutes
 from controlplane.publish import providers
 from controlplane.publish.providers import ProviderKeys, read_key
 from controlplane.publish.table import Publisher
@@ -21,7 +21,7 @@ def site(tmp_path, monkeypatch):
     endpoint = Endpoint(id="external:big", host="h", port=443, upstream_model="m", external=True, tls=True)
     models = (RoutedModel(name="big", state="ready", endpoints=(endpoint,)),)
     write(file, "first-key")
-    publisher.set_routes(models, settling=False, key_files={"external:big": str(file)})
+    publisher.set_routes(PublishRoutes(models, settling=False, key_files={"external:big": str(file)}))
     keys.start((str(file),))
     yield file, publisher, told
     keys.stop()

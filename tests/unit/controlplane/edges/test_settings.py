@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from controlplane.settings import SETTINGS, identity_folder, load, open_doors, secret_files
+from controlplane.settings import SETTINGS, identity_folder, load, open_doors, secret_files, sent_nowhere
 from llmgw.runtime.settings import SettingsError
 
 
@@ -24,8 +24,11 @@ def test_defaults_are_valid() -> None:
 def test_every_fault_is_told_with_its_place(tmp_path: Path) -> None:
     """DOC-01: unknown names with the nearest known one, wrong values with what is expected."""
     found = faults(
-        tmp_path / "c.yaml", "agents: {listn: 1, heartbeat: soon}\nadmin: {listen: 7000}\nloop: {interval: -1}\n"
+        tmp_path / "c.yaml",
+        "agents: {listn: 1, heartbeat: soon}\nadmin: {listen: 7000}\nloop: {interval: -1}\n"
+        "ha: {advertize: {join: a}}\n",
     )
+    assert found.pop("ha.advertize") == "is not a setting; did you mean ha.advertise?"
     assert found["agents.listn"] == "is not a setting; did you mean agents.listen?"
     assert set(found) == {"agents.listn", "agents.heartbeat", "admin.listen", "loop.interval"}
 
@@ -98,3 +101,30 @@ def test_a_lead_by_a_lease_needs_a_store_for_all_and_time_for_a_second_try(tmp_p
     assert str(load(file)["ha.advertise.agents"]) == "a.example:7001"
     file.write_text("ha: {renew: 20s}\n")
     assert not load(file)["ha.enabled"], "what is not used may be anything"
+
+
+ABROAD = "advertise: {agents: 'cp-1.example:7001', routers: 'cp-1.example:7002'"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("store: {url: 'postgresql:///llmgw'}\nha: {enabled: true}", set()),
+        ("store: {url: 'postgresql://127.0.0.1/llmgw'}\nha: {enabled: true}", set()),
+        ("store: {url: 'sqlite:////srv/llmgw.db'}\nha: {enabled: true}", set()),
+        ("store: {url: 'postgresql://db.example/llmgw'}", set()),
+        ("store: {url: 'postgresql://db.example/llmgw'}\nha: {enabled: true}", {"agents", "routers", "join", "admin"}),
+        (f"store: {{url: 'postgresql:///llmgw'}}\nha: {{enabled: true, {ABROAD}}}}}", {"join", "admin"}),
+        (
+            f"store: {{url: 'postgresql:///llmgw'}}\nha: {{enabled: true, {ABROAD}, join: 'a:1', admin: '[::1]:1'}}}}",
+            set(),
+        ),
+    ],
+)
+def test_an_address_that_others_do_not_reach_is_told(tmp_path: Path, text: str, expected: set[str]) -> None:
+    """HA-01: with control planes on several machines. People may be meant to log in to one: then that is said."""
+    file = tmp_path / "c.yaml"
+    file.write_text(text)
+    found = sent_nowhere(load(file))
+    assert set(found) == {f"ha.advertise.{name}" for name in expected}
+    assert "admin" not in expected or "sends people and their tools to 127.0.0.1:7000" in found["ha.advertise.admin"]

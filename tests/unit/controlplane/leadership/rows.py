@@ -16,6 +16,10 @@ from controlplane.leadership.lease import (
     Won,
 )
 
+TICK = 0.1
+TAKEOVER = 4.0
+"""Seconds beyond the lease's end that a takeover may take (HA-02)."""
+
 
 class Store:
     """The row, with what the one statement does to it. ``copies`` are all rows there ever were."""
@@ -106,6 +110,10 @@ class Process:
             self._take(self.lease.handle(Unanswered("away"), self.clock(now)), now)
         return asked
 
+    def superseded(self, epoch: int, name: str, now: float) -> None:
+        """Another says that it leads."""
+        self._take(self.lease.superseded(epoch, name, self.clock(now)), now)
+
     def _take(self, effects: list[Effect], now: float) -> None:
         for effect in effects:
             if isinstance(effect, Look | Claim):
@@ -124,3 +132,22 @@ class Process:
                 return
             self.execute()
             self.answer(now)
+
+
+def run(processes: list[Process], begin: float, end: float, away: tuple[str, ...] = ()) -> float:
+    """Let time pass in small steps; ``away`` do not reach the store. The moment after."""
+    now = begin
+    while now < end:
+        for process in processes:
+            process.step(now, reachable=process.name not in away)
+        assert sum(process.sure(now) for process in processes) <= 1
+        now += TICK
+    return now
+
+
+def led(store: Store, now: float = 0.0) -> Process:
+    """A process that leads."""
+    process = Process("holder", store, now)
+    process.step(now)
+    assert process.sure(now)
+    return process

@@ -76,3 +76,9 @@ def test_who_does_not_lead_wants_no_epoch() -> None:
     assert machine.wake(0.0) == [Look()]
     machine.handle(Unanswered("the lock is another's"), 0.0)
     assert machine.wake(LOOK) == [Look()]
+
+
+def test_it_believes_nobody_who_says_that_another_leads() -> None:
+    """HA-02: the lock keeps everybody else out."""
+    alone, _ = leading()
+    assert alone.superseded(99, "cp-2", 1e9) == [] and alone.leading

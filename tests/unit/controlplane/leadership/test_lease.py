@@ -7,32 +7,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from controlplane.leadership.lease import LOOK, MARGIN, RENEW, TTL, Claim, Extended, Holder, Lease, Lost, Row, Won
-from tests.unit.controlplane.leadership.rows import Asked, Process, Store
-
-TICK = 0.1
-TAKEOVER = 4.0
-"""Seconds beyond the lease's end that a takeover may take (HA-02)."""
-
-
-def run(processes: list[Process], begin: float, end: float, away: tuple[str, ...] = ()) -> float:
-    """Let time pass in small steps; ``away`` do not reach the store. The moment after."""
-    now = begin
-    while now < end:
-        for process in processes:
-            process.step(now, reachable=process.name not in away)
-        assert sum(process.sure(now) for process in processes) <= 1
-        now += TICK
-    return now
-
-
-def led(store: Store, now: float = 0.0) -> Process:
-    """A process that leads."""
-    process = Process("holder", store, now)
-    process.step(now)
-    assert process.sure(now)
-    return process
-
+from controlplane.leadership.lease import (
+    LATE,
+    LOOK,
+    MARGIN,
+    RENEW,
+    TTL,
+    Answered,
+    Claim,
+    Extended,
+    Holder,
+    Lease,
+    Lost,
+    Row,
+    Won,
+)
+from controlplane.leadership.onlooker import Onlooker
+from tests.unit.controlplane.leadership.rows import TAKEOVER, TICK, Asked, Process, Store, led, run
 
 # ---------------------------------------------------------------- taking it, renewing it
 
@@ -393,6 +384,9 @@ class World:
             self.replace(process)
         elif draw < 0.010 and self.restores:
             self.restore()
+        elif draw < 0.012 and process.lease.leading:
+            other = self.rng.choice(self.processes)
+            other.superseded(process.lease.epoch, process.name, self.now)
         elif draw < 0.03 and self.late:
             owner, ttl, asked = self.late.pop(self.rng.randrange(len(self.late)))
             self.store.execute(owner, asked.question, ttl)
@@ -469,3 +463,68 @@ def test_whoever_leads_is_in_the_row() -> None:
 def test_what_a_row_tells_by_default() -> None:
     """HA-01: nobody, and the usual length."""
     assert Row("a", 1, 1) == Row("a", 1, 1, TTL, Holder("", {}), None)
+
+
+# ---------------------------------------------------------------- what others may be told
+
+
+def test_a_candidate_knows_when_it_takes_the_lease() -> None:
+    """AGT-03: agents that wait for it come back then: at the moment at which it asks for the row."""
+    store = Store()
+    holder = led(store)
+    candidate = Process("candidate", store)
+    assert candidate.lease.takes_at is None, "it has not looked yet"
+    now = run([holder, candidate], 0.0, 20.0)
+    told = candidate.lease.takes_at
+    assert told is not None and TTL - RENEW - LOOK <= told - candidate.clock(now) <= TTL
+    while not candidate.lease.leading:
+        now += TICK
+        assert candidate.lease.takes_at == told
+        candidate.step(now)
+    assert candidate.clock(now) == pytest.approx(told, abs=TICK + 0.001)
+    assert candidate.lease.takes_at is None
+
+
+def test_a_candidate_that_cannot_tell_when_says_so() -> None:
+    """AGT-03: the store does not answer, so the wait begins anew; a row that is free is taken at once."""
+    store = Store()
+    holder = led(store)
+    candidate = Process("candidate", store)
+    now = run([holder, candidate], 0.0, 20.0)
+    now = run([holder, candidate], now, now + 3.0, away=("candidate",))
+    assert candidate.lease.takes_at is None
+    now = run([holder, candidate], now, now + 3.0)
+    assert candidate.lease.takes_at is not None
+    store.release("holder")
+    candidate.wake(now + 2.0)
+    candidate.execute()
+    assert candidate.open is not None
+    candidate.lease.handle(Answered(candidate.clock(now + 2.0), candidate.open.row), candidate.clock(now + 2.0))
+    assert candidate.lease.takes_at is not None and candidate.lease.takes_at <= candidate.clock(now + 2.0)
+
+
+# ---------------------------------------------------------------- a leader that is silent
+
+
+def test_a_renewal_that_is_due_and_does_not_come_is_noticed() -> None:
+    """HA-01: some seconds late is not overdue; each renewal begins it anew; a store that is away tells nothing."""
+    store = Store()
+    holder = led(store)
+    candidate = Process("candidate", store)
+    onlooker = Process("onlooker", store)
+    onlooker.lease = Onlooker("onlooker", onlooker.clock(0.0), renew=RENEW)
+    both = [candidate, onlooker]
+    now = run([holder, *both], 0.0, 60.0)
+    assert not any(each.lease.overdue(each.clock(now)) for each in both)
+    now = run(both, now, now + LATE - LOOK)
+    assert not any(each.lease.overdue(each.clock(now)) for each in both)
+    now = run(both, now, now + RENEW + 3 * LOOK)
+    for each in both:
+        since = each.lease.unrenewed_since
+        assert each.lease.overdue(each.clock(now)) and since is not None and each.clock(now) - since > RENEW + LATE
+    now = run(both, now, now + 3 * LOOK, away=("candidate", "onlooker"))
+    assert not any(each.lease.overdue(each.clock(now)) for each in both)
+    assert candidate.lease.unrenewed_since is onlooker.lease.unrenewed_since is None
+    store.release("holder")
+    run([onlooker], now, now + 2 * LOOK)
+    assert onlooker.lease.unrenewed_since is None, "nobody has it"

@@ -26,7 +26,7 @@ from controlplane.store.values import (
     StoredSetting,
     User,
 )
-from tests.unit.controlplane.store.places import take_epoch
+from tests.unit.controlplane.store.places import count_batch, take_epoch
 
 NOW = 1_800_000_000.25
 TEXT = "Zoë's “näme” 🚀 %s ? \\ ' \" ; --"
@@ -82,8 +82,8 @@ def fill(tx: Transaction) -> None:
     tx.intents.put_hold(Hold("llmgw.io/rack=r1", TEXT, "ada", "2026-01-01T00:00:00Z"))
     tx.audit.add(AuditEntry(NOW, "ada (cli)", "ada", "tok-1", "keys.create", "key", "key-1", None, anything, "r"))
     tx.idempotency.add(IdempotencyRecord("k", "ada", "4" * 64, "key-1", NOW))
-    tx.usage.add("router-1", "boot", 7, (REQUEST, replace(REQUEST, id="req-2", at=NOW + 1, **UNKNOWN)), log=True)
-    tx.usage.add("router-2", "boot", 1, (), log=True)
+    count_batch(tx, "router-1", "boot", 7, (REQUEST, replace(REQUEST, id="req-2", at=NOW + 1, **UNKNOWN)), log=True)
+    count_batch(tx, "router-2", "boot", 1, (), log=True)
     tx.events.add((EventEntry("e-1", NOW, "place", TEXT, 41, "big", "big-1", "node-1", {"free_gb": 1.5, "of": [1]}),))
     tx.events.add((EventEntry("e-2", NOW, "retry", "asked"),))
 

@@ -21,7 +21,7 @@ from controlplane.usage.intake import SPOOL
 from llmgw.runtime.clock import ManualClock
 from llmgw.wire.routing import UsageBatch
 from tests.unit.controlplane.operations.test_feed import batch, counted
-from tests.unit.controlplane.store.places import Place
+from tests.unit.controlplane.store.places import Place, count_batch
 
 SETTINGS = {"requests.log": True, "requests.retention": 7e5, "usage.retention": 4e7, "audit.retention": 4e7}
 SETTINGS |= {"events.retention": 3e6}
@@ -114,17 +114,17 @@ def test_what_was_left_reaches_the_store_once_and_nothing_else_does(
     is refused as ever."""
     store = place.threads()
     for sequence in (5, 11):
-        store.write(lambda tx, n=sequence: tx.usage.add("router-1", "boot", n, (), log=True))
+        store.write(lambda tx, n=sequence: count_batch(tx, "router-1", "boot", n, (), log=True))
     handing = left()
     until(lambda: handing.waiting_bytes == 0, 10, "usage")
     until(lambda: len(reasons(store)) == 3, 10, "events")
     assert counted(store) == 9, "all but the fifth, which was empty where it came first"
-    assert store.write(lambda tx: tx.usage.add("router-1", "boot", 10, (), log=True)) is False
+    assert store.write(lambda tx: count_batch(tx, "router-1", "boot", 10, (), log=True)) is False
     assert {request.id for request in store.read(lambda tx: tx.usage.requests(99)).items} == {
         f"boot-{n}-0" for n in range(1, 11) if n != 5
     }
     with pytest.raises(NotLeading):
-        term.store.write(lambda tx: tx.usage.add("router-1", "boot", 12, (), log=True))
+        term.store.write(lambda tx: count_batch(tx, "router-1", "boot", 12, (), log=True))
 
 
 def test_the_next_term_goes_on_where_it_was_ended(

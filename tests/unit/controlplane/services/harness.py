@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import gevent
+from gevent.event import Event
 
 from controlplane.catalog.load import Files, merge
 from controlplane.catalog.source import SourceReport
@@ -35,16 +36,21 @@ def ask(operation: str = "test", principal: Principal = ADMIN, **headers: Any) -
 
 
 class Store:
-    """``StoreAccess`` that can be ``away``, or ``lose`` the answer of the next commit."""
+    """``StoreAccess`` that can be ``away``, or ``lose`` the answer of the next commit. What the
+    greenlets ``held`` write waits until they ``go_on``."""
 
     def __init__(self, directory: Path) -> None:
         self.threads = threads(backend_of("", None, directory), 5.0).start()
         self.away = False
         self.lose = False
+        self.held: list[Any] = []
+        self.go_on = Event()
         self.failing = ""
         self.failing_for: float | None = None
 
     def write(self, work: Callable[[Transaction], T], timeout: float | None = None) -> T:
+        if gevent.getcurrent() in self.held:
+            self.go_on.wait()
         if self.away:
             raise StoreUnavailable("away")
         result = self.threads.write(work, timeout)

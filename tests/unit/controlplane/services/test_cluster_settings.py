@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import gevent
 import pytest
 
 from controlplane.clustersettings import INDEX, ROWS, FileValue, allowable, file_values
@@ -119,3 +120,19 @@ def test_an_operator_changes_two_of_them(world: World) -> None:
         with pytest.raises(Refused, match=r"administrators to change; an operator changes log\.level and") as refused:
             change("requests.retention")
         assert refused.value.status == 403
+
+
+def test_what_was_uncertain_does_not_undo_a_later_change(world: World) -> None:
+    """API-04: it is looked up in the store before the later one is made, and told of after it."""
+    name = "requests.retention"
+    world.store.lose = True
+    with pytest.raises(Refused):
+        world.settings.set(ask(), name, "2d")
+    later = gevent.spawn(world.settings.set, ask(), name, "3d")
+    world.store.held.append(later)
+    gevent.sleep(0.1)
+    world.store.go_on.set()
+    later.get(timeout=20)
+    gevent.sleep(0.05)
+    assert world.settings.value(name) == 3 * 86_400
+    assert world.settings.one(name)["store"]["updated_by"] == "ada" and world.settings.one(name)["version"] == 2

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from controlplane.events import LossAccepted
-from controlplane.planning.view import FleetView, MassLoss
+from controlplane.planning.view import FleetView, MassLoss, NodeView
 from controlplane.services.errors import Refused
 from controlplane.services.losses import Losses
 from controlplane.settings import load, short_settling
@@ -28,8 +28,11 @@ def test_an_accepted_loss_reaches_the_loop_and_the_audit(world: World) -> None:
     """REC-11, API-06: with who said so; it names the nodes."""
     view = fleet(world)
     view.mass_loss = MassLoss(world.clock.monotonic(), NODES)
-    assert losses(world, view).accept(ask("nodes.accept_loss")) == {"nodes": ["n1", "n2", "n3"]}
-    assert world.events() == [LossAccepted("ada")]
+    assert losses(world, view).accept(ask("nodes.accept_loss")) == {
+        "nodes": ["n1", "n2", "n3"],
+        "silent": [],
+    }
+    assert world.events() == [LossAccepted(NODES, "ada")]
     (entry,) = world.store.read(lambda tx: tx.audit.page(limit=10)).items
     assert entry.operation == "nodes.accept_loss" and entry.after == {"nodes": ["n1", "n2", "n3"]}
 
@@ -40,7 +43,25 @@ def test_it_is_accepted_while_the_store_is_away(world: World) -> None:
     view.mass_loss = MassLoss(world.clock.monotonic(), NODES)
     world.store.away = True
     losses(world, view).accept(ask())
-    assert world.events() == [LossAccepted("ada")]
+    assert world.events() == [LossAccepted(NODES, "ada")]
+
+
+def test_only_the_nodes_that_are_named_are_accepted(world: World) -> None:
+    """REC-11: more may have gone silent since somebody looked, and some may be back."""
+    view = fleet(world)
+    view.nodes = {name: NodeView(id=name) for name in ("n1", "n2", "n3", "n4")}
+    view.mass_loss = MassLoss(world.clock.monotonic(), NODES)
+    answer = losses(world, view).accept(ask("nodes.accept_loss"), ["n4", "n2", "n1", "n1"])
+    assert answer == {"nodes": ["n1", "n2"], "silent": ["n3"]}
+    assert world.events() == [LossAccepted(frozenset({"n1", "n2"}), "ada")]
+    (entry,) = world.store.read(lambda tx: tx.audit.page(limit=10)).items
+    assert entry.after == {"nodes": ["n1", "n2"]}
+    with pytest.raises(Refused, match="none of these nodes"):
+        losses(world, view).accept(ask(), ["n4"])
+    with pytest.raises(Refused) as refused:
+        losses(world, view).accept(ask(), ["n1", "n8", "n9"])
+    assert [str(fault.path) for fault in refused.value.faults] == ["nodes[1]", "nodes[2]"]
+    assert world.events() == []
 
 
 def test_there_is_nothing_to_accept_without_a_mass_loss(world: World) -> None:

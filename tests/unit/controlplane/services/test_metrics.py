@@ -1,6 +1,7 @@
 """What ``/metrics`` tells of a fleet, read back by the parser of the client library (OBS-01)."""
 
 import math
+import random
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any, cast
@@ -8,11 +9,15 @@ from typing import Any, cast
 import gevent
 import msgspec
 import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
 
 from controlplane.events import Cordon
 from controlplane.exposition import Family
-from controlplane.metrics import KEEP_FOR, Metrics, Sources
+from controlplane.metrics import Metrics, Sources
+from controlplane.nodemetrics import FAMILIES
 from controlplane.store.values import Enrolled
 from llmgw.wire.messages import DeviceUse, Measurements, ShardUse
 from tests.unit.controlplane.services.watched import GIB, Watched
@@ -35,7 +40,9 @@ class Scraped:
             "inbox": self.inbox,
             "agents": SimpleNamespace(sessions=2, pending=0, refused=0, bad_frames=0, unknown_messages=0),
             "credentials": SimpleNamespace(expiries=lambda: [SimpleNamespace(what="server", expires_at=1.5e9)]),
-            "leadership": SimpleNamespace(leading=True, sure=True, until=math.inf, asked=1, unanswered=0),
+            "leadership": SimpleNamespace(
+                leading=True, sure=True, until=math.inf, unable="", asked=1, unanswered=0, unrenewed=None
+            ),
             "identities": SimpleNamespace(all=lambda: tuple(self.enrolled)),
             "journal": SimpleNamespace(failures=0),
             "store": SimpleNamespace(waiting=0, failing_for=None, failures=0),
@@ -48,10 +55,17 @@ class Scraped:
         }
         self.metrics = Metrics(Sources(**cast(Any, figures)))
 
+    def text(self) -> str:
+        """A scrape."""
+        length, parts = self.metrics.render()
+        told = b"".join(parts)
+        assert len(told) == length
+        return told.decode()
+
     def read(self) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
         """Every sample, by name and labels. None comes twice."""
         found: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
-        for family in text_string_to_metric_families(b"".join(self.metrics.render()).decode()):
+        for family in text_string_to_metric_families(self.text()):
             for sample in family.samples:
                 key = (sample.name, tuple(sorted(sample.labels.items())))
                 assert key not in found, "a sample came twice, or a family in two places"
@@ -126,23 +140,25 @@ def test_what_changed_since_the_last_scrape_is_told_anew(scraped):
 
 
 def test_shards_are_told_while_their_replica_is_known(scraped):
-    """A shard that nobody knows belongs to no model, and has no sample."""
+    """A shard that nobody knew when it was measured belongs to no model, and has no sample."""
     shards = (ShardUse("tiny-1", 0, 1.5, GIB), ShardUse("tiny-2", 1, None, 2 * GIB))
-    scraped.world.node("n1", measurements=Measurements(shards=shards))
+    node = scraped.world.node("n1", measurements=Measurements(shards=shards))
     assert scraped.of("llmgw_shard_cpu_cores") == {}
     scraped.world.replica("tiny", "n1", 1)
     scraped.world.replica("tiny", "n1", 2)
+    node.measurements = Measurements(shards=shards)
     assert scraped.of("llmgw_shard_cpu_cores") == {("tiny", "n1", "0", "tiny-1"): 1.5}
     memory = {("tiny", "n1", "0", "tiny-1"): GIB, ("tiny", "n1", "1", "tiny-2"): 2 * GIB}
     assert scraped.of("llmgw_shard_memory_bytes") == memory
     scraped.world.view.replicas.pop("tiny-1")
+    node.measurements = Measurements(shards=shards)
     assert scraped.of("llmgw_shard_cpu_cores") == {}
     assert scraped.of("llmgw_model_ready_replicas") == {("tiny",): 1}
 
 
 def test_every_metric_is_described_and_every_described_one_is_told(scraped):
     """The reference is made of the descriptions: names, types and meanings are those of a scrape."""
-    text = b"".join(scraped.metrics.render()).decode()
+    text = scraped.text()
     told = {(name, text) for name, text in (line.split(" ", 3)[2:] for line in text.splitlines() if "# HELP" in line)}
     kinds = {tuple(line.split(" ")[2:]) for line in text.splitlines() if "# TYPE" in line}
     described = scraped.metrics.described()
@@ -171,23 +187,122 @@ def test_labels_of_any_text_come_back_as_they_were(value):
     assert (family.documentation, family.type) == ("Words.", "gauge")
 
 
-def test_lines_are_written_as_heartbeats_come_while_somebody_scrapes(
-    scraped: Scraped, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A scrape finds few to write; who scrapes no more takes up no memory."""
+def test_lines_are_written_as_heartbeats_come(scraped: Scraped, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A scrape, also the first, finds few to write; nobody looks any more once the term is over."""
     monkeypatch.setattr("controlplane.metrics.KEEP_EVERY", 0.005)
     node = scraped.world.node("n1", measurements=Measurements(load1=1.0))
-    scraped.metrics.render()
+    scraped.metrics.start()
+
+    def wait_for(line: bytes) -> None:
+        with gevent.Timeout(20):
+            while "n1" not in scraped.metrics._nodes._nodes or line not in scraped.metrics._nodes._nodes["n1"].texts:
+                gevent.sleep(0.005)
+
+    wait_for(b'llmgw_node_load{node="n1"} 1.0\n')
     node.measurements = Measurements(load1=2.0)
-    with gevent.Timeout(20):
-        while "2.0" not in scraped.metrics._nodes._nodes["n1"].texts["llmgw_node_load"]:
-            gevent.sleep(0.005)
-        scraped.world.clock.advance(KEEP_FOR)
-        while scraped.metrics._nodes._nodes:
-            gevent.sleep(0.005)
-    node.measured_at = scraped.world.clock.monotonic()
-    assert scraped.of("llmgw_node_load") == {("n1",): 2.0}
+    wait_for(b'llmgw_node_load{node="n1"} 2.0\n')
     scraped.inbox.closed = True
     with gevent.Timeout(20):
-        while scraped.metrics._keeper is not None:
-            gevent.sleep(0.005)
+        scraped.metrics.keeper.join()
+
+
+class Library(Collector):
+    """What the client library would tell of the nodes: the plain way."""
+
+    def __init__(self, scraped: Scraped) -> None:
+        self.world = scraped.world
+
+    def collect(self) -> Iterator[Metric]:
+        told = {row.name: GaugeMetricFamily(row.name, row.help, labels=row.labels) for row in FAMILIES}
+
+        def add(name: str, labels: tuple[str, ...], figure: float | None) -> None:
+            if figure is not None:
+                told[f"llmgw_{name}"].add_metric(labels, figure)
+
+        for node in self.world.view.nodes.values():
+            measured = self.world.fleet.measurements(node, self.world.clock.monotonic())
+            mine = (node.id,)
+            add("node_up", mine, node.registered)
+            add("node_cordoned", mine, node.cordon is not None)
+            add("node_cpu_utilization_percent", mine, measured.cpu_percent)
+            add("node_load", mine, measured.load1)
+            add("node_memory_used_bytes", mine, measured.memory_used_bytes)
+            add("node_memory_available_bytes", mine, measured.memory_available_bytes)
+            if node.inventory is not None:
+                add("node_cpus", mine, node.inventory.cpu.count)
+                add("node_memory_total_bytes", mine, node.inventory.memory_bytes)
+            for device in node.inventory.devices if node.inventory else ():
+                labels = (node.id, device.uuid, device.device_class)
+                add("device_excluded", labels, device.excluded is not None)
+                add("device_memory_total_bytes", labels, device.memory_bytes)
+                for use in measured.devices:
+                    if use.uuid == device.uuid:
+                        add("device_memory_used_bytes", labels, use.memory_used_bytes)
+                        add("device_utilization_percent", labels, use.utilization_percent)
+                        add("device_temperature_celsius", labels, use.temperature_celsius)
+                        add("device_power_watts", labels, use.power_watts)
+            for shard in measured.shards:
+                if shard.replica_id in self.world.view.replicas:
+                    model = self.world.view.replicas[shard.replica_id].model
+                    labels = (node.id, model, shard.replica_id, str(shard.rank))
+                    add("shard_cpu_cores", labels, shard.cpu_cores)
+                    add("shard_memory_bytes", labels, shard.memory_bytes)
+        yield from told.values()
+
+
+def families(text: str) -> dict[str, Metric]:
+    """The families by name, each with its samples in order."""
+    found = {family.name: family for family in text_string_to_metric_families(text)}
+    for family in found.values():
+        family.samples.sort(key=lambda sample: sorted(sample.labels.items()))
+    return found
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_fleet_is_told_as_the_client_library_would(scraped: Scraped, seed: int) -> None:
+    """Whatever changed between two scrapes, in any order."""
+    rng = random.Random(seed)
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(Library(scraped))
+    names = ["n1", "n2", 'n"3', "n\\4", "n\n5"]
+
+    def figure() -> float | None:
+        return rng.choice((None, 0, 1, 2**40, 0.1, 1e-7, 1e22, rng.random()))
+
+    def measured(name: str) -> Measurements:
+        uses = tuple(
+            DeviceUse(f"{name}-{number}", *(cast(Any, figure()) for _ in range(4)))
+            for number in rng.sample(range(4), 3)
+        )
+        shards = tuple(
+            ShardUse(f"tiny-{number}", rank, figure(), cast(Any, figure())) for number in (1, 2) for rank in (0, 1)
+        )
+        own = {field: cast(Any, figure()) for field in ("cpu_percent", "load1", "memory_used_bytes")}
+        return Measurements(**own, devices=uses, shards=shards)
+
+    for _ in range(40):
+        name = rng.choice(names)
+        what = rng.random()
+        node = scraped.world.view.nodes.get(name)
+        if node is None or what < 0.15:
+            scraped.world.node(name, devices=rng.randrange(4), measurements=measured(name))
+        elif what < 0.25:
+            del scraped.world.view.nodes[name]
+        elif what < 0.35:
+            node.registered = not node.registered
+        elif what < 0.45:
+            node.cordon = None if node.cordon else Cordon("why", "ann", "now")
+        elif what < 0.55:
+            node.inventory = None
+        elif what < 0.65:
+            scraped.world.clock.advance(30)
+        elif what < 0.75:
+            if scraped.world.view.replicas.pop("tiny-1", None) is None:
+                scraped.world.replica("tiny", name, 1)
+            for other in scraped.world.view.nodes.values():
+                other.measurements = measured(other.id)
+        else:
+            node.measurements, node.measured_at = measured(name), scraped.world.clock.monotonic()
+        expected, told = families(generate_latest(registry).decode()), families(scraped.text())
+        for row in FAMILIES:
+            assert told[row.name] == expected[row.name]

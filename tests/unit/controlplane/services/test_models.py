@@ -33,6 +33,21 @@ def test_an_answer_that_got_lost_is_found_out(world: World) -> None:
     assert changed.stored is not None and changed.stored.version == 2
 
 
+def test_what_got_lost_is_found_out_beside_a_later_change(world: World) -> None:
+    """CAT-06: it is looked up before another model is added, and told of after that."""
+    world.store.lose = True
+    with pytest.raises(Refused):
+        world.models.create(ask(), "lost", SIM)
+    later = gevent.spawn(world.models.create, ask(), "later", SIM)
+    world.store.held.append(later)
+    gevent.sleep(0.2)
+    world.store.go_on.set()
+    later.get(timeout=20)
+    until(lambda: names(world) == {"lost", "later"})
+    gevent.sleep(0.05)
+    assert names(world) == {"lost", "later"}
+
+
 def test_a_lost_removal_is_found_out(world: World) -> None:
     """The same for what is gone."""
     world.models.create(ask(), "m", SIM)

@@ -23,12 +23,13 @@ class Watched:
         self.clock.advance(age)
         self.view = FleetView(catalog=parse_catalog({"catalog.yaml": {"models": models or {}}}))
         self.view.settling.active = False
-        self.catalog = SimpleNamespace(refusal=None)
+        self.catalog = SimpleNamespace(refusal=None, left_out=())
         self.settings = SimpleNamespace(faults={})
         self.scopes: set[str] = set()
         self.store = SimpleNamespace(failing="", failing_for=None)
         self.journal = SimpleNamespace(failing="")
         self.more: list[Problem] = []
+        self.refused: dict[tuple[str, str], tuple[float, str]] = {}
         self.fleet = Fleet(
             lambda: self.view,
             publisher=Publisher("boot"),
@@ -46,7 +47,7 @@ class Watched:
             store=cast(Any, self.store),
             clock=self.clock,
             routers=tuple,
-            refusals=dict,
+            refused=lambda: self.refused,
             journal=cast(Any, self.journal),
             lead=lambda: {"name": "cp-1", "ha": False, "sure": True, "remaining_seconds": None, "failing": None},
             more=(lambda: self.more,),

@@ -3,7 +3,7 @@
 import secrets
 import shutil
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +16,7 @@ from controlplane.store.opening import threads
 from controlplane.store.port import Transaction
 from controlplane.store.postgresql import Postgresql
 from controlplane.store.sqlite import Sqlite
+from controlplane.store.values import RequestEntry, UsageOf
 from llmgw.runtime.stall import StallDetector
 from tests.fakes.postgresql import Server
 
@@ -27,6 +28,13 @@ def take_epoch(tx: Transaction, floor: int = 0) -> int:
     """Lead for the first time under another id, as each start of a control plane does; the epoch."""
     claim = replace(taking(tx.leadership.read()), floor=floor)
     return tx.leadership.claim(secrets.token_hex(8), claim, ttl=30.0, holder=Holder()).epoch
+
+
+def count_batch(
+    tx: Transaction, source: str, boot: str, sequence: int, entries: Sequence[RequestEntry], *, log: bool
+) -> bool:
+    """Count one batch of a router process; whether it was new."""
+    return tx.usage.add((UsageOf(source, boot, sequence, entries),), log=log).new == 1
 
 
 @contextmanager

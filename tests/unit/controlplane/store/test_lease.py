@@ -5,6 +5,7 @@ import pytest
 from controlplane.leadership.lease import Claim, Holder, Row, taking
 from controlplane.store.database import Database
 from controlplane.store.errors import NotLeading, StoreUnavailable
+from controlplane.store.tables import leadership
 from tests.unit.controlplane.store.places import Place, take_epoch
 
 HOLDER = Holder("cp-1", {"agents": "10.0.0.1:7001", "admin": "[::1]:7000", "odd": "ü 🦙"})
@@ -169,3 +170,24 @@ def test_a_probe_needs_a_store_that_can_be_written_to(place: Place) -> None:
     assert read(database) == row
     with pytest.raises(StoreUnavailable, match="only be read"):
         place.open(write=False).transact(lambda tx: tx.leadership.probe())
+
+
+@pytest.mark.parametrize("column", ["epoch", "renewals"])
+def test_a_row_that_nothing_can_follow_names_the_remedy(database: Database, column: str) -> None:
+    """HA-01: as somebody's hand made it; no claim changes it, and the remedy works."""
+    row = claim(database, "a", Claim())
+
+    def put(value: int) -> None:
+        database.transact(lambda tx: tx.leadership._sql.connection.execute(leadership.update().values({column: value})))
+
+    put(2**63 - 1)
+    told = rf"{column} of the row in table leadership is {2**63 - 1}.* set it to 0 in the database"
+    for wanted in (Claim("a", 1), taking(row)):
+        with pytest.raises(StoreUnavailable, match=told):
+            claim(database, "a", wanted)
+    with pytest.raises(StoreUnavailable, match=told):
+        read(database)
+    database.transact(lambda tx: tx.leadership.release("a"))
+    database.transact(lambda tx: tx.leadership.require("a"))
+    put(0)
+    assert claim(database, "b", taking(read(database))).owner == "b"

@@ -3,14 +3,17 @@
 from pathlib import Path
 
 import pytest
+import yaml
 
 from controlplane.settings import load
+from controlplane.startup import forget_nothing
 from controlplane.store.database import Database
 from controlplane.store.errors import StoreError
 from controlplane.store.opening import backend_of, url_fault
 from controlplane.store.postgresql import Postgresql
 from controlplane.store.sqlite import Sqlite
-from llmgw.runtime.settings import SettingsError
+from controlplane.store.values import ApiKey
+from llmgw.runtime.settings import Loaded, SettingsError
 
 PASSWORD = "s3cret-Passw0rd"
 
@@ -75,6 +78,38 @@ def test_the_default_is_a_file_in_the_state_directory(tmp_path: Path) -> None:
     """STO-01: nothing to set up."""
     backend = backend_of("", None, tmp_path)
     assert isinstance(backend, Sqlite) and backend.file == tmp_path / "llmgw.db"
+
+
+def test_an_empty_store_is_no_successor_of_a_used_one(tmp_path: Path) -> None:
+    """STO-02: only what people made counts, and only where the settings name another store than that."""
+    state, other = tmp_path / "state", tmp_path / "other.db"
+    state.mkdir()
+
+    def settings(url: str) -> Loaded:
+        file = tmp_path / "controlplane.yaml"
+        file.write_text(yaml.safe_dump({"state_dir": str(state), "store": {"url": url}}))
+        return load(file, {})
+
+    def key(file: Path, name: str) -> None:
+        database = Database(Sqlite(file)).open()
+        made = ApiKey(name, name, "sk-", name, 1.0, "ada")
+        database.transact(lambda tx: tx.keys.add(made))
+        database.close()
+
+    elsewhere = settings(f"sqlite://{other}")
+    forget_nothing(elsewhere)  # there is no other
+    Database(Sqlite(state / "llmgw.db")).open().close()
+    forget_nothing(elsewhere)  # nobody made anything in it
+    key(state / "llmgw.db", "old")
+    with pytest.raises(
+        SettingsError, match=r"store\.url: names an empty store .*llmgw store move.*move .*llmgw\.db away"
+    ):
+        forget_nothing(elsewhere)
+    assert not other.exists(), "to look makes no file"
+    forget_nothing(settings(""))
+    forget_nothing(settings(f"sqlite://{state}/llmgw.db"))
+    key(other, "new")
+    forget_nothing(elsewhere)
 
 
 def test_a_path_with_odd_characters(tmp_path: Path) -> None:

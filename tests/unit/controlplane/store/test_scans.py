@@ -8,6 +8,7 @@ import pytest
 from controlplane.store.database import Database
 from controlplane.store.queries import scan
 from controlplane.store.values import AuditEntry, EventEntry, RequestEntry
+from tests.unit.controlplane.store.places import count_batch
 
 SCOPES = ("", "a", "a/b", "a/b/c", "ab", "B", "ä/b", "z")
 
@@ -56,7 +57,7 @@ def test_any_filters_find_every_row_once_however_early_a_query_stops(
     """TEN-06: pages joined are what a look at every row finds, newest first."""
     chance = random.Random(7)
     entries = [entry(number, chance) for number in range(300)]
-    database.transact(lambda tx: tx.usage.add("r", "b", 1, entries, log=True))
+    database.transact(lambda tx: count_batch(tx, "r", "b", 1, entries, log=True))
     newest_first = list(reversed(entries))
     monkeypatch.setattr(scan, "LEAST", 3)
     empty = 0

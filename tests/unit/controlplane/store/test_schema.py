@@ -2,6 +2,7 @@
 
 import importlib
 import re
+import shutil
 import sqlite3
 import stat
 from itertools import pairwise
@@ -16,6 +17,7 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, inspect, text
 
 from controlplane.events import Cordon
+from controlplane.store import schema
 from controlplane.store.database import Database
 from controlplane.store.errors import StoreError, StoreUnavailable
 from controlplane.store.schema import configuration, current, head
@@ -193,16 +195,62 @@ def test_a_schema_of_the_future_is_refused_and_left_alone(place: Place) -> None:
     place.open().transact(lambda tx: tx.keys.add(key(1)))
     place.query("UPDATE alembic_version SET version_num = '9999'")
     try:
-        with pytest.raises(
-            StoreError, match=rf"\(9999\) is newer than this program's \({head()}\): run the newer llmgw"
-        ):
-            Database(place.backend()).open()
-        with pytest.raises(StoreUnavailable, match=f"schema is 9999 and not {head()}"):
-            Database(place.backend(), write=False).open()
+        for write in (True, False):
+            with pytest.raises(
+                StoreError, match=rf"\(9999\) is newer than this program's \({head()}\): run the newer llmgw"
+            ):
+                Database(place.backend(), write=write).open()
         assert place.query("SELECT id FROM api_keys") == [("key-1",)]
         assert place.query("SELECT version_num FROM alembic_version") == [("9999",)]
     finally:
         place.query(f"UPDATE alembic_version SET version_num = '{head()}'")  # noqa: S608 - a step of ours
+
+
+@pytest.fixture
+def newer_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The package on disk is upgraded while this process runs: there is one more step."""
+    head()
+    shipped = Path(importlib.import_module("migrations").__path__[0])
+    folder = tmp_path / "upgraded" / "migrations"
+    shutil.copytree(shipped, folder, ignore=shutil.ignore_patterns("__pycache__"))
+    (folder / "versions" / "9000_newer.py").write_text(
+        "from alembic import op\n"
+        f"revision, down_revision, branch_labels, depends_on = '9000', '{STEPS[-1]}', None, None\n"
+        "def upgrade():\n    op.execute('DROP TABLE events')\n"
+    )
+    original = configuration
+
+    def upgraded(connection: Connection | None = None, **attributes: Any) -> Any:
+        config = original(connection, **attributes)
+        config.set_main_option("script_location", str(folder))
+        return config
+
+    monkeypatch.setattr(schema, "configuration", upgraded)
+
+
+@pytest.mark.usefixtures("newer_package")
+def test_a_running_process_does_not_take_the_schema_of_an_upgraded_package(bare: Place) -> None:
+    """STO-01: a database that it opens later gets the schema that its own code knows."""
+    bare.open().transact(lambda tx: tx.keys.add(key(1)))
+    walk(bare, lambda connection: _has(connection, STEPS[-1], "events"))
+
+
+def _has(connection: Connection, step: str, table: str) -> None:
+    assert current(connection) == step
+    assert table in inspect(connection).get_table_names()
+
+
+@pytest.mark.usefixtures("newer_package")
+def test_a_running_process_refuses_what_the_upgraded_package_made_of_the_store(bare: Place) -> None:
+    """STO-01: another control plane was started anew and upgraded the schema: the old code
+    neither writes into it nor opens it again."""
+    database = bare.open()
+    database.close()
+    walk(bare, lambda connection: command.upgrade(schema.configuration(connection), "9000"))
+    with pytest.raises(StoreUnavailable, match=rf"\(9000\) is newer than this program's \({STEPS[-1]}\)"):
+        database.transact(lambda tx: tx.keys.all())
+    with pytest.raises(StoreError, match=rf"\(9000\) is newer than this program's \({STEPS[-1]}\)"):
+        bare.open()
 
 
 def test_a_database_of_another_program_is_refused(bare: Place) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from controlplane.leadership.single import DatabaseLock
+from controlplane.leadership.single import DatabaseLock, StateLock
 from controlplane.store.access import StoreThreads
 from controlplane.store.database import Database
 from controlplane.store.errors import StoreError, StoreUnavailable
@@ -20,7 +20,8 @@ from controlplane.store.port import Transaction
 from controlplane.store.queries import scan
 from controlplane.store.sqlite import Sqlite
 from controlplane.store.values import RequestEntry
-from tests.unit.controlplane.store.places import Place, hub_is_free, take_epoch
+from llmgw.runtime.faults import SettingsError
+from tests.unit.controlplane.store.places import Place, count_batch, hub_is_free, take_epoch
 from tests.unit.controlplane.store.test_identity import key
 from tests.unit.controlplane.store.test_scans import entry as log_entry
 
@@ -138,6 +139,22 @@ def test_a_second_control_plane_is_kept_out(file: Path) -> None:
     DatabaseLock(file).release()
 
 
+def test_a_state_directory_in_use_is_told_by_its_setting(tmp_path: Path) -> None:
+    """HA-01: whatever names the store."""
+    lock = StateLock(tmp_path)
+    with pytest.raises(SettingsError) as refused:
+        StateLock(tmp_path)
+    (fault,) = refused.value.faults
+    assert fault.path == "state_dir" and fault.message.startswith(f"{tmp_path}: another control plane uses it")
+    lock.release()
+
+
+def test_the_lock_of_a_store_whose_folder_is_missing_names_the_folder(tmp_path: Path) -> None:
+    """STO-01: a folder, not a file that nobody asked for."""
+    with pytest.raises(StoreError, match=f"^{tmp_path}/nodir: does not exist: make this folder first"):
+        DatabaseLock(tmp_path / "nodir" / "x.db")
+
+
 FULL = """
 import resource, sys
 from pathlib import Path
@@ -212,7 +229,7 @@ def test_a_report_that_nobody_waits_for_is_broken_off(place: Place) -> None:
     """STO-03: the reader is free again soon after its caller gave up."""
     store = place.threads()
     entries = [RequestEntry(float(n), f"r{n}", "k", "s", "m", 200, "r") for n in range(400)]
-    store.write(lambda tx: tx.usage.add("r", "b", 1, entries, log=True))
+    store.write(lambda tx: count_batch(tx, "r", "b", 1, entries, log=True))
 
     def endless(tx: Transaction) -> None:
         sql = "SELECT count(*) FROM requests a, requests b, requests c, requests d"
@@ -282,7 +299,7 @@ def test_a_page_takes_no_longer_in_a_longer_log(place: Place, monkeypatch: pytes
     for batch in range(2):
         entries = [log_entry(number, chance) for number in range(batch * 10_000, (batch + 1) * 10_000)]
         entries.append(RequestEntry(1.0, f"q{batch}", "k", "quiet", "m1", 200, "r"))
-        store.write(lambda tx, b=batch, e=entries: tx.usage.add("r", "b", b + 1, e, log=True), 30)
+        store.write(lambda tx, b=batch, e=entries: count_batch(tx, "r", "b", b + 1, e, log=True), 30)
         taken.append([steps(store, **which) for which in asked])
     assert max(taken[1]) < 60, taken  # 20,000 rows would be some hundreds
     assert all(later <= 2 * first + 3 for first, later in zip(*taken, strict=True)), taken

@@ -6,6 +6,7 @@ import random
 from controlplane.store.database import Database
 from controlplane.store.queries.sequences import MOST_GAPS
 from controlplane.store.values import Counted, RequestEntry, UsageOf, UsageRow
+from tests.unit.controlplane.store.places import count_batch
 
 HOUR, DAY = 3600.0, 86400.0
 NOON = 20000 * DAY + 12 * HOUR
@@ -21,7 +22,7 @@ def request(number: int, at: float | None = None, **more: object) -> RequestEntr
 def count(
     database: Database, *entries: RequestEntry, sequence: int = 1, source: str = "router-1", boot: str = "b1"
 ) -> bool:
-    return database.transact(lambda tx: tx.usage.add(source, boot, sequence, entries, log=True))
+    return database.transact(lambda tx: count_batch(tx, source, boot, sequence, entries, log=True))
 
 
 def rows(database: Database, *by: str, since: float = 0.0, until: float = 1e12, **more: object) -> tuple[UsageRow, ...]:
@@ -98,7 +99,7 @@ def test_batches_in_any_order_and_over_again(database: Database) -> None:
             size = chance.randint(1, 9)
             some, coming = coming[:size], coming[size:]
             batches = [UsageOf("r", boot, number, (request(number, key=boot),)) for boot, number in some]
-            counted = database.transact(lambda tx, batches=batches: tx.usage.add_all(batches, log=True))
+            counted = database.transact(lambda tx, batches=batches: tx.usage.add(batches, log=True))
             new += counted.new
             assert counted.given_up == 0
         assert new == len(there)
@@ -112,22 +113,22 @@ def test_gaps_without_end_are_given_up(database: Database) -> None:
     """STO-03: the lowest first, and it is told how many batches may be missing for it."""
     numbers = range(2, 2 * (MOST_GAPS + 3) + 1, 2)
     batches = [UsageOf("r", "b", number, (request(number),)) for number in numbers]
-    assert database.transact(lambda tx: tx.usage.add_all(batches, log=False)) == Counted(len(numbers), 3)
+    assert database.transact(lambda tx: tx.usage.add(batches, log=False)) == Counted(len(numbers), 3)
     late = [UsageOf("r", "b", number, (request(number),)) for number in (1, 3, 5, 7)]
-    assert database.transact(lambda tx: tx.usage.add_all(late, log=False)) == Counted(1, 0)
+    assert database.transact(lambda tx: tx.usage.add(late, log=False)) == Counted(1, 0)
     assert rows(database)[0].requests == len(numbers) + 1
 
 
 def test_names_that_are_too_long_are_one_when_cut(database: Database) -> None:
     """STO-03: they share one row, in one transaction too."""
     batches = [UsageOf("r" * 300 + end, "b", 1, (request(1),)) for end in ("1", "2")]
-    assert database.transact(lambda tx: tx.usage.add_all(batches, log=True)).new == 1
+    assert database.transact(lambda tx: tx.usage.add(batches, log=True)).new == 1
     assert count(database, source="r" * 999, boot="b") is False
 
 
 def test_requests_are_counted_without_being_logged(database: Database) -> None:
     """TEN-06: ``requests.log`` off: the sums only."""
-    assert database.transact(lambda tx: tx.usage.add("r", "b", 1, [request(1)], log=False))
+    assert database.transact(lambda tx: count_batch(tx, "r", "b", 1, [request(1)], log=False))
     assert (rows(database)[0].requests, ids(database)) == (1, [])
 
 
