@@ -22,7 +22,8 @@ from controlplane.listeners import upgrade
 from controlplane.listeners.connection import farewell
 from controlplane.listeners.door import Arrived, Door
 from controlplane.listeners.handshake import Handshakes
-from controlplane.listeners.http import HttpListener
+from controlplane.listeners.http import MAX_CONNECTIONS, HttpListener
+from controlplane.listeners.join import MOST
 from controlplane.listeners.sockets import Sockets
 from controlplane.listeners.tls import ServerTls
 from llmgw import __version__
@@ -77,13 +78,13 @@ class Standby:
                 max_pending=settings["agents.max_pending"],
             )
         ]
-        for name, tls in (
-            ("routers", Handshakes(credentials.mutual)),
-            ("join", Handshakes(credentials.plain)),
-            ("admin", None if admin_tls is None else Handshakes(admin_tls)),
+        for name, tls, most in (
+            ("routers", Handshakes(credentials.mutual), MAX_CONNECTIONS),
+            ("join", Handshakes(credentials.plain), MOST),
+            ("admin", None if admin_tls is None else Handshakes(admin_tls), MAX_CONNECTIONS),
         ):
-            answer = _Answers(name, self)
-            self._listeners.append(HttpListener(sockets[f"{name}.listen"], answer, log, max_body=MAX_BODY, tls=tls))
+            answer, socket = _Answers(name, self), sockets[f"{name}.listen"]
+            self._listeners.append(HttpListener(socket, answer, log, max_body=MAX_BODY, tls=tls, most=most))
 
     def start(self) -> "Standby":
         """Begin to answer."""

@@ -1,14 +1,23 @@
 """A control plane that stands by, as it answers those who ask it (HA-01)."""
 
 from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
+from gevent import socket, ssl
 
+from controlplane.identities import Credentials
 from controlplane.leadership.driver import Leadership
 from controlplane.leadership.lease import Holder
+from controlplane.listeners.sockets import Sockets
+from controlplane.settings import LISTENERS
 from controlplane.standby import MAX_BODY, PIECE, Standby, _Answers
+from llmgw.runtime.clock import SystemClock
+from llmgw.runtime.settings import Address
+from tests.harness import identities
 
 
 @pytest.fixture
@@ -147,3 +156,37 @@ def test_nobody_is_sent_back_to_where_they_asked(make: Callable[..., Standby]) -
     standby = make("", leader=Holder("cp-2", {"admin": "127.0.0.1:7000", "agents": "10.0.0.2:7001"}))
     assert standby.words == "this control plane stands by: cp-2 leads (ask it on its own machine)"
     assert standby.leader("admin") == "" and standby.leader("agents") == "10.0.0.2:7001"
+
+
+def test_whoever_joins_finds_no_more_room_than_where_one_leads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SEC-02: the listener that strangers reach is as narrow on a control plane that stands by."""
+    monkeypatch.setattr("controlplane.standby.MOST", 3)
+    listens: Any = dict.fromkeys(LISTENERS, Address("127.0.0.1", 0))
+    settings: Any = {"agents.silence": 30.0, "agents.hello": 10.0, "agents.max_pending": 8}
+    sockets = Sockets(listens, LISTENERS)
+    credentials = Credentials(identities.ours().controlplane(tmp_path / "cp-1"), SystemClock()).load()
+    standby = Standby(
+        settings,
+        sockets,
+        MagicMock(spec=Leadership),
+        SystemClock(),
+        credentials=credentials,
+        admin_tls=None,
+        waiting_bytes=lambda: None,
+    ).start()
+    anybody = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    anybody.check_hostname, anybody.verify_mode = False, ssl.CERT_NONE
+    try:
+        with ExitStack() as stack:
+
+            def silent() -> Any:
+                plain = stack.enter_context(socket.create_connection(sockets.address("join.listen"), timeout=5))
+                return stack.enter_context(anybody.wrap_socket(plain))
+
+            first = silent()
+            for _ in range(3):
+                silent()
+            assert first.recv(12) == b"HTTP/1.1 503", "the longest silent goes"
+    finally:
+        standby.stop()
+        sockets.close()
