@@ -215,7 +215,7 @@ class Status:
             if model.owner and not self._scopes.known(model.owner):
                 unknown.setdefault(model.owner, []).append(model.name)
         for owner, names in sorted(unknown.items()):
-            whose = f"owns {listing(sorted(names), TOLD)}, but is no scope: make it with POST /api/v1/scopes"
+            whose = f"owns {listing(sorted(names), TOLD)}, but is no scope: make it with llmgw ctl scope add {owner}"
             yield Problem("scope", owner, whose)
 
     def _of_models(self, view: FleetView, models: list[Plain]) -> Iterator[Problem]:

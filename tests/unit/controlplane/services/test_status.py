@@ -30,7 +30,7 @@ def test_each_problem_says_what_to_do() -> None:
     watched.node("n1", labels={"llmgw.io/rack": "r1"})
     watched.replica("m", "n1", stale=True)
     watched.replica("o", "n1")
-    assert watched.about("scope") == ["acme owns m, o, but is no scope: make it with POST /api/v1/scopes"]
+    assert watched.about("scope") == ["acme owns m, o, but is no scope: make it with llmgw ctl scope add acme"]
     assert watched.about("stale") == ["m 1 replica runs an older profile or engine key: llmgw ctl restart --stale"]
     watched.view.holds = {"llmgw.io/rack=r1": Cordon("water", "ada", "2026-01-01T00:00:00+00:00")}
     assert watched.about("hold") == ["llmgw.io/rack=r1 is held by ada since 2026-01-01 00:00 UTC: water"]
