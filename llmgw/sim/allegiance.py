@@ -252,6 +252,11 @@ class Allegiance:
         self.cut = frozenset(nodes)
         self._world.occasions["mass-silence"] += len(self.cut) >= MASS and 2 * len(self.cut) > len(self._hosts)
 
+    def removed(self, node: str) -> None:
+        """A node leaves the fleet. Its silence begins anew if it is enrolled again: it did not fall
+        silent with the others then."""
+        self.cut -= {node}
+
     def failed(self, term: "Term", decision: Decision) -> None:
         """A replica failed. On a lost node it serves on for as long as routers say so."""
         if decision.figures.get("code") != "lost" or decision.node not in term.durable.enrolled:

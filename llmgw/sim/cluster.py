@@ -182,6 +182,7 @@ class Cluster:
             self.durable.enrolled.add(node)
         else:
             self.durable.enrolled.discard(node)
+            self.monitor.removed(node)
         for control in self.controls.values():
             control.run(control.enrolment_changed)
 
