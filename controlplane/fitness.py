@@ -125,7 +125,7 @@ class Fitness:
             return self._found
         except Exception:
             log.exception("whether this control plane could lead cannot be told")
-            return ""
+            return self._found
         if self._found:
             log.info("nothing keeps this control plane from leading any more")
         return ""

@@ -8,6 +8,7 @@ time, a newer certificate) counts at once and is written soon after.
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 
 import gevent
 from gevent.event import Event
@@ -235,7 +236,7 @@ class Identities:
             batch = dict(list(self._told.items())[:AT_ONCE])
             try:
                 with self._lock:
-                    self._store.write(lambda tx: enrolment.write(tx, batch, self._clock.now().timestamp()))  # noqa: B023
+                    self._store.write(partial(enrolment.write, batch=batch, now=self._clock.now().timestamp()))
             except StoreUnavailable as error:
                 log.warning("identities wait for the store", count=len(self._told), why=error)
                 gevent.sleep(RETRY)

@@ -66,9 +66,11 @@ def test_a_store_that_does_not_tell_changes_nothing(trial: Trial) -> None:
 
 
 def test_an_error_of_our_own_keeps_nobody_from_leading(trial: Trial, caplog: pytest.LogCaptureFixture) -> None:
-    """HA-01: the looks go on."""
+    """HA-01: the looks go on. What is known to be wrong stays so: unknown is neither good nor bad."""
     assert trial.look(ZeroDivisionError()) == "" and "cannot be told" in caplog.text
-    assert trial.look(TOKEN)
+    found = trial.look(TOKEN)
+    assert found and trial.look(ZeroDivisionError()) == found
+    assert trial.look() == ""
 
 
 def test_each_fault_is_logged_once(trial: Trial, caplog: pytest.LogCaptureFixture) -> None:
